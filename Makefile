@@ -16,11 +16,11 @@ BENCH := $(BENCH_VENV)/bin/python -m bench
 # would be otherwise. The bytecode is for the processes that tests start, where the environment has them write none.
 TESTS := $(BIN)/python -m compileall -q src && $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test slow isa check format lint types layers size inspect-check vllm-check ten-seeds bench bench-quick performance-doc science scaling-page clean help
+.PHONY: demo test slow isa check format lint types layers size inspect-check vllm-check ten-seeds bench bench-quick performance-doc scaling-page clean help
 
 help:
 	@sed -n '1,3p' Makefile | cut -c3-
-	@echo "make demo | test | check | slow | isa | inspect-check | vllm-check | format | ten-seeds | bench | bench-quick | performance-doc | science | scaling-page | clean"
+	@echo "make demo | test | check | slow | isa | inspect-check | vllm-check | format | ten-seeds | bench | bench-quick | performance-doc | scaling-page | clean"
 
 $(VENV)/.installed: pyproject.toml constraints.txt scripts/setup.sh
 	@$(SETUP) run
@@ -104,13 +104,6 @@ bench-quick: $(BENCH_VENV)/.installed-bench
 # The tables and plots of docs/performance.md, from the committed results.
 performance-doc: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m bench.report.document
-
-# The studies of docs/science.md (less than an hour of processor time; it continues where it was interrupted), and the page.
-science: $(BENCH_VENV)/.installed-bench
-	$(BENCH_VENV)/bin/python -m bench.science.off_policy $(ARGS)
-	$(BENCH_VENV)/bin/python -m bench.science.lag $(ARGS)
-	$(BENCH_VENV)/bin/python -m bench.science.empty --seeds 8 $(ARGS)
-	$(BENCH_VENV)/bin/python -m bench.science.page
 
 # The tables of docs/scaling.md: published step times next to simulated ones (half a minute).
 scaling-page: $(VENV)/.installed-dev

@@ -4,9 +4,11 @@
 
     compare/     the main table, the correctness gate, the machine's limits, group advantages
     growth/      how time and memory grow with the sizes of a step
-    learning/    seconds of training until the tiny model solves its task
+    learning/    seconds of training until the tiny model solves its task; every preset trained
+    scaling/     published step times next to simulated ones
     gpu/         the CUDA forms on a GPU
-    single/      single measurements, each a command of its own
+    single/      LoRA next to TRL; the plan next to what runs take
+    cluster/     workers, ranks, a lag and kills
     report/      the tables and plots of `docs/performance.md`
     systems/     oncurve, TRL and rlox, each in a worker process
 

@@ -22,7 +22,7 @@ from bench.learning.runs import PAGE, ROOT, filled, measured, read
 from oncurve.config.layers import PRESETS
 from oncurve.evaluate import paired_difference
 
-__all__ = ["common", "table", "words_of"]
+__all__ = ["table", "words_of"]
 
 RECIPE = ROOT / "src" / "oncurve" / "demo" / "recipe.toml"
 OUT = ROOT / "bench" / "results" / "presets.json"

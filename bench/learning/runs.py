@@ -7,75 +7,43 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PAGE", "STEP_KL", "filled", "measured", "read"]
+__all__ = ["PAGE", "filled", "measured", "read"]
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "learning.md"
 
 
-STEP_KL = "step_kl"
-"""Among the curves that are wanted: KL(π_old || π_θ) after each update, from one more forward pass over its batch."""
-
-
-def run_here(recipe: str, words: list[str], evaluated: bool, curves: Sequence[str] = ()) -> dict[str, Any]:
-    """Train in this process: rewards of the steps, seconds of training; greedy correctness before and after.
-
-    curves   metrics whose values are kept for each step as well, in `found["curves"]`; `STEP_KL` may be among them
-    """
+def run_here(recipe: str, words: list[str]) -> dict[str, Any]:
+    """Train in this process: rewards of the steps, seconds of training; greedy correctness before and after."""
     from oncurve.config import load_config
     from oncurve.run.assembly import assemble
 
     config, base = load_config(recipe, words)
     rewards: list[float] = []
-    kept: dict[str, list[float]] = {key: [] for key in curves}
 
     def keep(result: Any) -> None:
         rewards.append(round(result.metrics["reward/mean"], 6))
-        for key in kept.keys() & result.metrics.keys():
-            kept[key].append(float(f"{result.metrics[key]:.4g}"))
 
     with assemble(config, base) as run:
         found: dict[str, Any] = {"reward_mean": rewards}
-        if kept:
-            found["curves"] = kept
-            found["parameters"] = sum(one.numel() for one in run.loaded.model.module.parameters())
-        if STEP_KL in kept:
-            measure_steps(run.trainer.learner, kept[STEP_KL])
-        if evaluated:
-            found["before"] = [int(right) for right in run.evaluate().greedy_correct]
+        found["before"] = [int(right) for right in run.evaluate().greedy_correct]
         begun, used = time.perf_counter(), time.process_time()
         run.train(keep)
         found["seconds"] = round(time.perf_counter() - begun, 2)
         found["processor_seconds"] = round(time.process_time() - used, 2)
-        if evaluated:
-            found["after"] = [int(right) for right in run.evaluate().greedy_correct]
+        found["after"] = [int(right) for right in run.evaluate().greedy_correct]
     return found
 
 
-def measure_steps(learner: Any, found: list[float]) -> None:
-    """After each update from now on, append mean (ρ - 1 - log ρ), ρ = π_θ/π_old, over the tokens of its batch."""
-    update = learner.update
-
-    def measured_update(batch: Any) -> Any:
-        result = update(batch)
-        before = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
-        after = learner.score(batch, frozenset({"old"})).old_logprobs
-        log_ratio = (after - before)[batch.loss_mask].double()
-        found.append(float(f"{float((log_ratio.exp() - 1 - log_ratio).mean()):.4g}"))
-        return result
-
-    learner.update = measured_update
-
-
-def trained(recipe: Path, words: list[str], evaluated: bool, curves: Sequence[str] = ()) -> dict[str, Any]:
+def trained(recipe: Path, words: list[str]) -> dict[str, Any]:
     """`run_here` in a process of its own. Raises RuntimeError with the end of its messages where it failed."""
     done = subprocess.run(
-        [sys.executable, "-m", "bench.learning.runs", json.dumps([str(recipe), words, evaluated, [*curves]])],
+        [sys.executable, "-m", "bench.learning.runs", json.dumps([str(recipe), words])],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -99,14 +67,12 @@ def measured(
     wanted: Mapping[tuple[str, str], tuple[Path, list[str]]],
     out: Path,
     jobs: int,
-    evaluated: bool = True,
-    curves: Sequence[str] = (),
 ) -> None:
     """Add the runs of `wanted` ((name, seed) to recipe and settings) that `found` lacks; written after each."""
 
     def measure(one: tuple[str, str]) -> None:
         name, seed = one
-        result = trained(*wanted[one], evaluated, curves)
+        result = trained(*wanted[one])
         found["runs"].setdefault(name, {})[seed] = result
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(found, sort_keys=True) + "\n", encoding="utf-8")

@@ -88,11 +88,6 @@ class Worker:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def resident_bytes(self) -> int:
-        """Resident bytes of the process (Linux)."""
-        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
     def _say(self, command: str) -> None:
         assert self._process.stdin is not None
         try:

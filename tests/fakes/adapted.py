@@ -9,7 +9,7 @@ from torch import nn
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from fakes.architectures import _SHAPE, architecture
+from fakes.architectures import SHAPE, architecture
 from oncurve.models import Adapter, CausalModel, LoraSettings, wrap
 from oncurve.models.adapters import put_adapter
 from oncurve.models.layers import replace_norms
@@ -23,7 +23,7 @@ def base(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         shape = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
-        module = Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SHAPE, **shape)).to(dtype).eval()
+        module = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **shape)).to(dtype).eval()
         module.config._experts_implementation = "eager"  # the default's kernel takes no float64
         for part in module.modules():
             if isinstance(part, Qwen3MoeTopKRouter):

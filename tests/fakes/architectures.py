@@ -1,6 +1,6 @@
 """Tiny random transformers models of the five shapes that are promised, and ragged groups of token ids for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +18,13 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from oncurve.models import TransformersModel
+from oncurve.models.layers.rms_norm import replace_norms
+
 VOCABULARY = 61
 WINDOW = 5
 
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -48,10 +51,10 @@ def _gpt2() -> nn.Module:
 
 
 ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SHAPE)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=16, tie_word_embeddings=True)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**_SHAPE, sliding_window=WINDOW)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=WINDOW)),
     "gpt2": _gpt2,
 }
 
@@ -60,6 +63,43 @@ def architecture(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return ARCHITECTURES[name]().to(dtype).eval()
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make()
+
+
+def fast_model(
+    name: str = "llama", dtype: torch.dtype = torch.float64, seed: int = 0, device: str = "cpu"
+) -> TransformersModel:
+    """Return an architecture on the fast path, with norms that compute in its dtype."""
+    module = architecture(name, dtype, seed)
+    replace_norms(module)
+    return TransformersModel(module.to(device))
+
+
+def logits_of(model: TransformersModel, rows: "TokenRows") -> Tensor:
+    return model.logits(model.completion_hidden(rows.prompts, rows.group_ids, rows.completion_ids, rows.lengths))
+
+
+def gradients(logits: Tensor, parameters: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Return the gradients of a sum of the logits in which each has another weight."""
+    weights = torch.cos(torch.arange(logits.numel(), dtype=torch.float64)).view_as(logits).to(logits.dtype)
+    return torch.autograd.grad((logits * weights).sum(), list(parameters))
+
+
+def relative(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> float:
+    """Return the norm of the difference of two lists of tensors, over the norm of the second."""
+    pairs = [(a.double(), b.double()) for a, b in zip(ours, theirs, strict=True)]
+    difference = sum((a - b).square().sum() for a, b in pairs)
+    return float((difference / sum(b.square().sum() for _, b in pairs)).sqrt())
+
+
+def prompts_of(*lengths: int, vocabulary: int = VOCABULARY, seed: int = 7) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, vocabulary, (length,), generator=generator) for length in lengths]
 
 
 @dataclass(frozen=True)

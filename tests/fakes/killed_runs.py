@@ -2,23 +2,30 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
 from oncurve import durable
 from oncurve.metrics import METRICS
 
+QUIET = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+SAME = ("model.safetensors", "replay.jsonl", "surplus.jsonl")
 TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
 
 KILLER = """
 import os, signal, sys
 from importlib import import_module
 module, name, method, count = sys.argv[1:5]
-owner = getattr(import_module(module), name)
+owner = getattr(import_module(module), name) if name else import_module(module)
 real, calls = getattr(owner, method), [0]
 def deadly(*arguments, **named):
     calls[0] += 1
@@ -38,35 +45,79 @@ PLACES = {
 }
 
 
-def command(arguments: list[str], *begin: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-    begin = begin or ("-m", "oncurve")
-    return subprocess.run(
-        [sys.executable, *begin, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
+def start(*arguments: str, begin: Sequence[str] = ("-m", "oncurve")) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, *begin, *arguments],
+        env={**os.environ, **QUIET},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
+
+
+def finish(*arguments: str, seconds: float = 600.0) -> str:
+    process = start(*arguments)
+    said, _ = process.communicate(timeout=seconds)
+    assert process.returncode == 0, said
+    return said
+
+
+def killed_at(place: Sequence[object], *arguments: str) -> str:
+    """Run the command until `place` (module, class, method, count of calls), where it kills itself; what it said."""
+    process = start(*map(str, place), *arguments, begin=("-c", KILLER))
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL, said
+    return said
+
+
+def until_checkpoints(process: "subprocess.Popen[str]", out: Path, count: int, seconds: float = 240.0) -> None:
+    """Wait until a run has left so many checkpoints."""
+    deadline = time.monotonic() + seconds
+    while len(durable.numbered(out / "checkpoints")) < count:
+        assert process.poll() is None, process.communicate(timeout=10)
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def kill_all(process: "subprocess.Popen[str]", number: int = signal.SIGKILL) -> str:
+    """Send the signal to a run; none of the processes that it had started lives on."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=120)
+    _, alive = psutil.wait_procs(children, timeout=90)
+    assert alive == []
+    return said
 
 
 def raw(tensor: Tensor) -> bytes:
     return bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy())
 
 
+def metrics_of(out: Path, *without: str) -> list[dict[str, Any]]:
+    """The log of a run; `without` times and what begins with these words."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    left_out = {key for line in lines for key in line if key in TIMES or key.startswith(without)} if without else set()
+    return [{key: value for key, value in line.items() if key not in left_out} for line in lines]
+
+
 def compare(first: Path, second: Path, steps: int) -> None:
-    """Bit for bit: every checkpoint, the logs but for times, the samples, and both models."""
-    for step in range(1, steps + 1):
-        name = f"checkpoints/step-{step:06d}"
-        for file in ("learner.safetensors", "reward_model.safetensors"):
-            one, two = (durable.read_tensors(out / name / file) for out in (first, second))
-            assert {key: raw(one[key]) for key in one} == {key: raw(two[key]) for key in two}, (step, file)
-        one, two = (durable.read_json(out / name / "state.json") for out in (first, second))
-        assert one["learner"] == two["learner"]
-        assert one["outer"] == two["outer"]
-    lines = [
-        [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in path.read_text().splitlines()]
-        for path in (first / "metrics.jsonl", second / "metrics.jsonl")
-    ]
-    assert lines[0] == lines[1]
-    assert (first / "replay.jsonl").read_bytes() == (second / "replay.jsonl").read_bytes()
-    for path in sorted((first / "rollouts").iterdir()):
-        assert path.read_bytes() == (second / "rollouts" / path.name).read_bytes(), path.name
-    for file in ("model/model.safetensors", "reward_model/model.safetensors"):
-        assert (first / file).read_bytes() == (second / file).read_bytes(), file
+    """Two runs are the same bit for bit: checkpoints, logs but for times and processes, samples, and models."""
+    names = [[path.name for _, path in durable.numbered(out / "checkpoints")] for out in (first, second)]
+    assert names[0] == names[1]
+    assert names[0][-1] == f"step-{steps:06d}"
+    for name in names[0]:
+        one, two = (out / "checkpoints" / name for out in (first, second))
+        files = {file.name for file in one.glob("*.safetensors")}
+        assert files == {file.name for file in two.glob("*.safetensors")} != set()
+        for file in files:
+            ours, theirs = (durable.read_tensors(folder / file) for folder in (one, two))
+            assert {key: raw(ours[key]) for key in ours} == {key: raw(theirs[key]) for key in theirs}, (name, file)
+        ours, theirs = (durable.read_json(folder / "state.json") for folder in (one, two))
+        assert (ours["learner"], ours["outer"]) == (theirs["learner"], theirs["outer"]), name
+    found = metrics_of(second, "cluster/")
+    assert metrics_of(first, "cluster/") == found
+    assert [line["step"] for line in found if line["step"]] == list(range(1, steps + 1))  # step 0: an evaluation
+    whole = [path.relative_to(first) for path in first.rglob("*") if path.name in SAME or "rollouts" in path.parts]
+    assert Path("model/model.safetensors") in whole
+    for path in whole:
+        assert (first / path).is_dir() or (first / path).read_bytes() == (second / path).read_bytes(), path

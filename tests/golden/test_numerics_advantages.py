@@ -4,9 +4,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from oncurve.advantages import ADVANTAGE_KINDS, GroupAdvantage, constant_groups, group_advantages
+from oncurve.advantages import (
+    ADVANTAGE_KINDS,
+    GAEAdvantage,
+    GroupAdvantage,
+    ProcessAdvantage,
+    constant_groups,
+    gae,
+    group_advantages,
+    process_advantages,
+    whiten,
+)
 from oncurve.batching import collate
-from oncurve.types import Completion, Group, Prompt, Score
+from oncurve.losses import KLPenalty, value_loss
+from oncurve.metrics import Metrics
+from oncurve.trainer import KLControl
+from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
 
 BINARY = [1.0, 0.0, 0.0, 1.0]
 GRADED = [0.2, 0.5, 0.9, 0.4]
@@ -130,3 +143,171 @@ def test_the_component_spreads_the_advantage_over_the_tokens_that_exist() -> Non
     expected = torch.tensor([[a, a, 0], [-a, -a, -a]], dtype=torch.float64)
     torch.testing.assert_close(GroupAdvantage()(batch), expected)
     assert ADVANTAGE_KINDS["grpo"]().min_valid_completions == 2
+
+
+R = [[0.2, 0.8], [0.6], [0.1, 0.9, 0.5]]
+
+
+def group_of(steps: list[list[float]], reward: float = 0.0, tail: int = 0) -> Group:
+    """Each step is two tokens long; `tail` tokens stand behind the last one."""
+    completions = tuple(
+        Completion(tuple(range(2 * len(row) + tail)), "", (-1.0,) * (2 * len(row) + tail), "eos", index, 0)
+        for index, row in enumerate(steps)
+    )
+    ends = [tuple(2 * step + 1 for step in range(len(row))) for row in steps]
+    scores = tuple(Score(reward, step_ends=end, step_rewards=tuple(row)) for end, row in zip(ends, steps, strict=True))
+    return Group(Prompt(0, "", (1,)), completions, scores)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"eps": 0.0},
+            [[-0.10454167, 0.88860423], [0.26135419], [-0.15681251, 1.14995842, -0.05227084]],
+        ),
+        (
+            {"ddof": 0, "eps": 0.0},
+            [[-0.11451967, 0.97341717], [0.28629917], [-0.1717795, 1.25971634, -0.05725983]],
+        ),
+    ],
+)
+def test_pooled_over_the_group_and_summed_from_the_end(
+    settings: dict[str, object], expected: list[list[float]]
+) -> None:
+    got = ADVANTAGE_KINDS["process"](**settings)(collate([group_of(R)]))
+    assert got.dtype == torch.float64
+    for row, wanted in zip(got, expected, strict=True):
+        by_token = torch.tensor([value for value in wanted for _ in range(2)], dtype=torch.float64)
+        torch.testing.assert_close(row[: len(by_token)], by_token, atol=1e-8, rtol=0)
+        assert row[len(by_token) :].tolist() == [0.0] * (len(row) - len(by_token))
+
+
+def test_tokens_behind_the_last_step_get_nothing() -> None:
+    advantages = ProcessAdvantage()(collate([group_of(R, tail=3)]))
+    assert advantages[0, 4:].abs().max() == advantages[1, 2:].abs().max() == advantages[2, 6:].abs().max() == 0
+
+
+@pytest.mark.parametrize("rewards", [[1.0, 0.0, 0.0, 1.0], [0.2, 0.5, 0.9, 0.4], [0.7] * 8, [0.1, 0.3]])
+@pytest.mark.parametrize("settings", [{}, {"ddof": 0, "eps": 0.0}, {"scale": "none"}, {"scale": "batch"}])
+def test_one_step_a_completion_is_outcome_supervision_exactly(
+    rewards: list[float], settings: dict[str, object]
+) -> None:
+    completions = tuple(Completion((1,) * (n + 1), "", (0.0,) * (n + 1), "eos", n, 0) for n in range(len(rewards)))
+    whole = tuple(Score(reward) for reward in rewards)
+    stepwise = tuple(Score(0.0, step_ends=(n,), step_rewards=(reward,)) for n, reward in enumerate(rewards))
+    outcome = GroupAdvantage(**settings)(collate([Group(Prompt(0, "", (1,)), completions, whole)]))
+    for scores in (whole, stepwise):
+        batch = collate([Group(Prompt(0, "", (1,)), completions, scores)])
+        assert torch.equal(ProcessAdvantage(**settings)(batch), outcome)
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.7])
+def test_a_group_whose_steps_are_all_worth_the_same_is_exactly_0(value: float) -> None:
+    advantages = ProcessAdvantage()(collate([group_of([[value] * 3, [value], [value] * 4])]))
+    assert advantages.abs().max() == 0
+
+
+def test_completions_of_one_step_in_all_have_nothing_to_be_graded_among() -> None:
+    def one(counts: list[int]) -> Tensor:
+        rewards, ends = torch.tensor([[1.0], [5.0]]), torch.zeros(2, 1, dtype=torch.int64)
+        groups, valid = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
+        return process_advantages(rewards, ends, torch.tensor(counts), valid, groups, 1)
+
+    assert one([1, 0]).abs().max() == 0
+    assert one([0, 0]).abs().max() == 0
+    assert one([1, 1]).abs().min() > 0
+
+
+def one(numbers: list[float]) -> Tensor:
+    return torch.tensor([numbers], dtype=torch.float64)
+
+
+REWARDS, VALUES = one([0, 0, 1]), one([0.5, 0.4, 0.3])
+ALL = torch.ones(1, 3, dtype=torch.bool)
+
+
+def test_generalised_advantages_returns_and_their_whitening() -> None:
+    raw, returns = gae(REWARDS, VALUES, ALL, 1.0, 0.95)
+    assert raw[0].tolist() == pytest.approx([0.43675, 0.565, 0.7], abs=1e-12)
+    assert returns[0].tolist() == pytest.approx([0.93675, 0.965, 1.0], abs=1e-12)
+    assert whiten(raw, ALL)[0].tolist() == pytest.approx([-0.99134407, -0.01709213, 1.00843624], abs=2e-8)
+    raw, _ = gae(REWARDS, VALUES, ALL, 0.9, 0.8)
+    assert raw[0].tolist() == pytest.approx([0.12928, 0.374, 0.7], abs=1e-12)
+
+
+def test_a_tools_token_is_skipped_not_zeroed() -> None:
+    raw, returns = gae(REWARDS, VALUES, torch.tensor([[True, False, True]]), 1.0, 0.95)
+    assert raw[0].tolist() == pytest.approx([0.465, 0.0, 0.7], abs=1e-12)
+    assert returns[0, 1] == 0
+
+
+def test_with_gamma_and_lambda_1_it_is_the_reward_to_come_less_the_value() -> None:
+    raw, returns = gae(one([0.5, -0.25, 1]), VALUES, ALL, 1.0, 1.0)
+    assert raw[0].tolist() == pytest.approx([1.25 - 0.5, 0.75 - 0.4, 1 - 0.3], abs=1e-12)
+    assert returns[0].tolist() == pytest.approx([1.25, 0.75, 1.0], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "values", "gamma", "lam", "expected"),
+    [
+        ([1.0, 2.0, 3.0], [0.5, 1.0, 1.5], 0.5, 1.0, [2.75, 3.5, 3.0]),
+        ([1.0, 2.0, 3.0], [0.5, 1.0, 1.5], 1.0, 0.5, [3.625, 4.25, 3.0]),
+        ([0, 0, 0, 1], [0, 0, 0, 1], 0.9, 0.95, [0.6579225, 0.7695, 0.9, 1.0]),
+    ],
+)
+def test_returns_of_other_projects_tests(
+    rewards: list[float], values: list[float], gamma: float, lam: float, expected: list[float]
+) -> None:
+    mask = torch.ones(1, len(rewards), dtype=torch.bool)
+    _, returns = gae(one(rewards), one(values), mask, gamma, lam)
+    assert returns[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def batch_of(reward: float, logprobs: list[float], **stats: Tensor) -> TrainBatch:
+    completion = Completion(tuple(range(len(logprobs))), "", tuple(logprobs), "eos", 0, 0)
+    return collate([Group(Prompt(0, "", (1,)), (completion,), (Score(reward),))]).having(**stats)
+
+
+def test_the_kl_in_the_reward_adds_up_to_that_of_the_completion() -> None:
+    old, reference, beta = [-1.0, -2.0, -0.5], one([-1.5, -1.0, -0.25]), 0.1
+    batch = batch_of(2.0, old, ref_logprobs=reference)
+    control, metrics = KLControl(KLPenalty(where="reward", coef=beta)), Metrics()
+    penalised = control.add_kl_to_rewards(batch, None, metrics)
+    r = penalised.token_rewards
+    assert r[0].tolist() == pytest.approx([-0.05, 0.1, 2.025], abs=1e-12)
+    assert float(r.sum()) == pytest.approx(2.0 - beta * (sum(old) - float(reference.sum())), abs=1e-12)
+    assert float(penalised.rewards) == pytest.approx(float(r.sum()), abs=1e-12)
+    k1 = (0.5 - 1.0 - 0.25) / 3
+    assert metrics.result() == pytest.approx(
+        {"policy/kl_coef": beta, "policy/kl": k1, "policy/kl_completion_mean": k1}, abs=1e-12
+    )
+
+
+@pytest.mark.parametrize(("kl", "expected"), [(0.05, 0.00097952), (0.11, 0.00101024), (0.1, 0.001), (5.0, 0.00102048)])
+def test_the_adaptive_controller(kl: float, expected: float) -> None:
+    penalty = KLPenalty(where="reward", coef=0.001, target=0.1, horizon=10000)
+    assert penalty.steered(0.001, kl, 1024) == pytest.approx(expected, rel=1e-12)
+    assert KLPenalty(where="reward", coef=0.001).steered(0.001, kl, 1024) == 0.001
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1.0, 0.32), (0.2, 0.005)])
+def test_the_clipped_value_loss(value: float, expected: float) -> None:
+    old, wanted = torch.tensor(0.5), torch.tensor(0.2)
+    assert float(value_loss(torch.tensor(value), old, wanted, 0.2)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_whitening_nothing_or_one_value_gives_exactly_0() -> None:
+    x = torch.full((2, 3), 0.7, dtype=torch.float64)
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    assert whiten(x, mask).abs().max() == 0
+    assert whiten(x + torch.arange(6).view(2, 3), mask & False).abs().max() == 0
+
+
+def test_a_truncated_completion_may_be_worth_what_the_critic_says() -> None:
+    batch = batch_of(0.0, [-1.0, -1.0], values=one([0.5, 0.4]), bootstrap_values=torch.tensor([0.3]))
+    ended, cut = batch.having(truncated=torch.tensor([False])), batch.having(truncated=torch.tensor([True]))
+    settings = GAEAdvantage(lam=1.0, scale="none", bootstrap=True)
+    assert settings(ended).advantages[0].tolist() == pytest.approx([-0.5, -0.4])
+    assert settings(cut).advantages[0].tolist() == pytest.approx([-0.2, -0.1])
+    assert GAEAdvantage(lam=1.0, scale="none")(cut).advantages[0].tolist() == pytest.approx([-0.5, -0.4])

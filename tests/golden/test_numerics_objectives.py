@@ -138,7 +138,6 @@ def test_reinforce() -> None:
     loss = Reinforce()(TokenStats(logprobs), batch).loss
     assert loss.tolist() == [[0.5, -2.0]]
     loss.sum().backward()
-    assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [[-0.5, 1.0]]
 
 
@@ -161,7 +160,6 @@ def test_without_old_logprobs_the_ratio_is_one_and_its_gradient_alive(kind: str)
     batch = batch_of(None, torch.tensor([[1.0, 1.0]]), mask, sampler=logprobs.detach())
     token = OBJECTIVE_KINDS[kind]()(TokenStats(logprobs), batch)
     token.loss.sum().backward()
-    assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [[-1, -1]]
     if "policy/ratio" in token.stats:
         assert token.stats["policy/ratio"].tolist() == [[1, 1]]
@@ -226,8 +224,6 @@ def test_the_gradient_of_a_detached_weight_is_the_slope_of_its_integral(
     """∂/∂log ρ of W(ρ) is clip(ρ, low, high): W is ρ in between, and beyond a bound b it is b (1 + log(ρ/b))."""
     x, batch = random_batch()
     before = batch.rollout_logprobs if isinstance(objective, Dppo) else batch.old_logprobs
-    assert before is not None
-    assert batch.advantages is not None
     kept = objective(TokenStats(x), batch).stats.get("policy/dropped", torch.zeros_like(x)) == 0
     assert (kept & batch.loss_mask).sum() > 0
 

@@ -1,4 +1,4 @@
-"""The command line in a copy of a small project; a module with other files in it has a fixture of its own."""
+"""A small project and the command line in it; modules whose tests share a project have their own fixture `site`."""
 
 import shutil
 from collections.abc import Callable
@@ -16,10 +16,19 @@ def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(
-    laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., Said]:
-    shutil.copytree(laid_out, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+def site(laid_out: Path, tmp_path: Path) -> Path:
+    """A copy of the project, for this test alone."""
+    return shutil.copytree(laid_out, tmp_path, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def project(site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project, in which the test works."""
+    monkeypatch.chdir(site)
     monkeypatch.setattr(hub, "reachable", lambda: False)
+    return site
+
+
+@pytest.fixture
+def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
     return lambda *arguments: oncurve(arguments, monkeypatch, capfd)

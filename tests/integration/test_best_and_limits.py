@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import oncurve
-from fakes.killed_runs import KILLER, TIMES, command as process
-from fakes.project import ROWS, Said, lay_out, oncurve as run_command
+from fakes.killed_runs import finish, killed_at, metrics_of
+from fakes.project import ROWS, Said, lay_out
 from oncurve.durable import read_json
 from oncurve.models.loading import ModelConfig
 from oncurve.run import resume_any
@@ -40,7 +40,7 @@ STEPS = 4
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project, with the run that nothing interrupts in `whole`."""
     folder = lay_out(tmp_path_factory.mktemp("project"))
     (folder / "reward.py").write_text(REWARD)
@@ -51,16 +51,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(project)
+@pytest.fixture(autouse=True)
+def empty(project: Path) -> None:
     shutil.rmtree("out", ignore_errors=True)
-    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
 
 
-def lines(out: str) -> list[dict[str, float]]:
-    found = [json.loads(line) for line in Path(out, "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in TIMES} for line in found]
+def lines(out: str) -> list[dict[str, Any]]:
+    return metrics_of(Path(out), "cluster/")
 
 
 def checkpoints(out: str) -> dict[str, Any]:
@@ -123,18 +120,6 @@ def test_another_metric_begins_anew_and_a_finished_run_says_what_has_no_effect(c
     assert "eval.patience = 1 ended it early; to go on: oncurve resume out eval.patience=0" in again.out
 
 
-def test_a_run_without_a_directory_says_that_it_ended_early(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(project)
-    tables = {**SETTINGS, "checkpoint": {"best": "eval/accuracy"}, "eval": {**SETTINGS["eval"], "patience": 1}}
-    with oncurve.train("recipe.toml", steps=9, settings=tables) as run:
-        assert len(run.metrics) == 1
-    out = capfd.readouterr().out
-    assert "ended early after step 1: eval/accuracy has not been better than before training in 1 evaluation" in out
-    assert "stays" not in out  # no checkpoint does
-
-
 def test_a_run_that_never_beats_its_start_ends_says_so_and_has_no_best_checkpoint(command: Command) -> None:
     words = [word for word in WORDS if not word.startswith("checkpoint.best")]
     words += ["checkpoint.best=eval/accuracy", "eval.patience=2", "run.steps=9", "--out", "out"]
@@ -177,9 +162,8 @@ def test_the_start_is_the_first_value_to_beat_and_a_missing_one_is_none() -> Non
 @pytest.mark.parametrize("count", ["1", "3", "4"])
 def test_a_killed_run_keeps_its_best_and_goes_on_to_the_same_bits(command: Command, count: str) -> None:
     words = ["train", "recipe.toml", f"run.steps={STEPS}", *WORDS, "--out", "out"]
-    place = ("oncurve.learner.optimizer.update", "MasterAdamW", "gradient_norm", count)
-    assert process([*place, *words], "-c", KILLER).returncode == -signal.SIGKILL
-    assert process(["resume", "out"]).returncode == 0
+    killed_at(("oncurve.learner.optimizer.update", "MasterAdamW", "gradient_norm", count), *words)
+    finish("resume", "out")
     assert lines("out") == lines("whole")
     assert checkpoints("out") == checkpoints("whole")
 
@@ -227,10 +211,7 @@ def test_sigusr1_makes_a_checkpoint_now_and_changes_no_bit(command: Command) -> 
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
-@pytest.mark.parametrize("by", ["the command", "Python"])
-def test_sigusr1_while_the_model_loads_counts(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capfd, by: str
-) -> None:
+def test_sigusr1_while_the_model_loads_counts(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     real, before = ModelConfig.build, signal.getsignal(signal.SIGUSR1)
 
     def asked(*arguments: Any, **named: Any) -> Any:
@@ -238,13 +219,8 @@ def test_sigusr1_while_the_model_loads_counts(
         return real(*arguments, **named)
 
     monkeypatch.setattr(ModelConfig, "build", asked)
-    if by == "Python":
-        with oncurve.train("recipe.toml", out="out", steps=2, settings={"checkpoint": {"every": 0}}):
-            errors = capfd.readouterr().err
-    else:
-        said = command("train", "recipe.toml", "run.steps=2", "checkpoint.every=0", "--out", "out")
-        assert said.code == 0
-        errors = said.err
-    assert "SIGUSR1: nothing is trained now; a run that begins writes a checkpoint after its first step" in errors
+    said = command("train", "recipe.toml", "run.steps=2", "checkpoint.every=0", "--out", "out")
+    assert said.code == 0
+    assert "SIGUSR1: nothing is trained now; a run that begins writes a checkpoint after its first step" in said.err
     assert list(checkpoints("out")) == ["step-000001", "step-000002"]
     assert signal.getsignal(signal.SIGUSR1) is before

@@ -1,6 +1,5 @@
 """`[cluster]` from the command line: the bits of one process, resumes with other ranks, and what is refused."""
 
-import json
 import random
 import signal
 import subprocess
@@ -11,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fakes.cluster_runs import compare, finish, start
-from fakes.project import lay_out, oncurve, refused
+from fakes.killed_runs import compare, finish, kill_all, metrics_of, start, until_checkpoints
+from fakes.project import refused
 from fakes.tolerance import about
 from oncurve import durable
 
@@ -20,74 +19,40 @@ VLLM = ["cluster.kind=host", "cluster.engine=vllm", "cluster.rollout_workers=1"]
 HOST = ["cluster.kind=host", "kl.coef=0.05", "learner.minibatches=2", "checkpoint.every=1", "checkpoint.keep=100"]
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    lay_out(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+REFUSED = {
+    "cluster.sharding=fsdp lora.rank=4 model.quantization=nf4": ("model.quantization", "replicate"),
+    "cluster.sharding=fsdp learner.masters=split": ("learner.masters", "float32"),
+    "cluster.offload=true": ("cluster.offload", "divided", "fsdp"),
+    "cluster.gradient_shards=6": ("cluster.gradient_shards", "1, 2, 4, 8"),
+    "cluster.learner_ranks=9": ("cluster.learner_ranks", "gradient_shards"),
+    "cluster.learner_ranks=2 advantage.kind=gae critic.kind=own": ("critic.kind", "several ranks"),
+    "cluster.sharding=fsdp advantage.kind=gae critic.kind=shared": ("critic.kind", "in shards"),
+    "cluster.weights=disk cluster.weights_folder=recipe.toml/x cluster.rollout_workers=1": (
+        *("cluster.weights_folder", "recipe.toml/x cannot be written to (Not a directory)"),
+    ),
+    "cluster.weights=nccl": ("cluster.weights", "from GPU to GPU", '"gloo"', '"object"'),
+    "cluster.weights_folder=there": ("cluster.weights_folder", '"disk"'),
+    "cluster.shard_groups=0": ("cluster.shard_groups",),
+    "cluster.lag=-1": ("cluster.lag",),
+    "cluster.kind=none cluster.lag=1": ("cluster.lag", "unknown key"),
+    "cluster.vllm_arguments=['-x']": ("cluster.vllm_arguments", "leave them out"),
+    "VLLM": ("cluster.engine", "not on PATH", "vllm_addresses"),
+    "VLLM cluster.kind=ray cluster.address=10.0.0.1:6379 cluster.vllm_addresses=['http://a:1']": (
+        *("cluster.weights_folder", "all their machines"),
+    ),
+    "VLLM cluster.vllm_addresses=['http://127.0.0.1:1'] cluster.rollout_workers=2": ("name more",),
+    "VLLM lora.rank=4 model.quantization=nf4 model.device=cuda": ("model.quantization", "whole weights"),
+    "VLLM cluster.rollout_workers=0": ("cluster.engine", "rollout_workers to 1"),
+    "VLLM rollout.stop=['x']": ("rollout.stop", "eos_ids"),
+    "VLLM rollout.temperature=0.001": ("rollout.temperature", "0.01"),
+}
+"""Words behind `cluster.kind=host`, and what is said."""
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (
-            ["cluster.kind=host", "cluster.sharding=fsdp", "lora.rank=4", "model.quantization=nf4"],
-            ["model.quantization", "replicate"],
-        ),
-        (["cluster.kind=host", "cluster.sharding=fsdp", "learner.masters=split"], ["learner.masters", "float32"]),
-        (["cluster.kind=host", "cluster.offload=true"], ["cluster.offload", "divided", "fsdp"]),
-        (["cluster.kind=host", "cluster.gradient_shards=6"], ["cluster.gradient_shards", "1, 2, 4, 8"]),
-        (["cluster.kind=host", "cluster.learner_ranks=9"], ["cluster.learner_ranks", "gradient_shards"]),
-        (["cluster.learner_ranks=2", "advantage.kind=gae", "critic.kind=own"], ["critic.kind", "several ranks"]),
-        (["cluster.sharding=fsdp", "advantage.kind=gae", "critic.kind=shared"], ["critic.kind", "in shards"]),
-        (
-            ["cluster.kind=none", "cluster.learner_ranks=2"],
-            ["cluster.learner_ranks", "set cluster.kind to host or ray"],
-        ),
-        (
-            ["cluster.weights=disk", "cluster.weights_folder=recipe.toml/x", "cluster.rollout_workers=1"],
-            ["cluster.weights_folder", "recipe.toml/x cannot be written to (Not a directory)"],
-        ),
-        (["cluster.kind=host", "cluster.weights=nccl"], ["cluster.weights", "from GPU to GPU", '"gloo"', '"object"']),
-        (["cluster.kind=host", "cluster.weights_folder=there"], ["cluster.weights_folder", '"disk"']),
-        (["cluster.kind=host", "cluster.shard_groups=0"], ["cluster.shard_groups"]),
-        (
-            [*VLLM, "cluster.kind=ray", "cluster.address=10.0.0.1:6379", 'cluster.vllm_addresses=["http://a:1"]'],
-            ["cluster.weights_folder", "all their machines"],
-        ),
-        (
-            [*VLLM, 'cluster.vllm_addresses=["http://127.0.0.1:1"]'],
-            ["cluster.vllm_addresses", "Connection refused"],
-        ),
-        ([*VLLM, 'cluster.vllm_addresses=["http://a:1","http://a:1/"]'], ["cluster.vllm_addresses", "named twice"]),
-        (
-            [*VLLM, "lora.rank=4", "model.quantization=nf4", "model.device=cuda"],
-            ["model.quantization", "whole weights"],
-        ),
-        ([*VLLM, "cluster.rollout_workers=0"], ["cluster.engine", "rollout_workers to 1"]),
-        (VLLM, ["cluster.engine", "not on PATH", "vllm_addresses"]),
-        ([*VLLM, 'rollout.stop=["x"]'], ["rollout.stop", "eos_ids"]),
-        ([*VLLM, "rollout.temperature=0.001"], ["rollout.temperature", "0.01"]),
-        ([*VLLM, "cluster.rollout_workers=2", 'cluster.vllm_addresses=["http://127.0.0.1:1"]'], ["name more"]),
-        (["cluster.kind=host", 'cluster.vllm_arguments=["-x"]'], ["cluster.vllm_arguments", "leave them out"]),
-        (["cluster.kind=host", "cluster.lag=-1"], ["cluster.lag"]),
-        (["cluster.kind=none", "cluster.lag=1"], ["cluster.lag", "unknown key"]),
-    ],
-)
-def test_what_ranks_cannot_do_is_refused_by_name(project, monkeypatch, capfd, settings, words) -> None:
-    refused(oncurve(["train", "recipe.toml", *settings, "--out", "out"], monkeypatch, capfd), *words)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["lora.rank=4"]], ids=["whole", "lora"])
-def test_a_run_on_two_ranks_is_the_run_on_one(project: Path, more: list[str]) -> None:
-    finish("train", "recipe.toml", *HOST, *more, "--out", "one")
-    said = finish("train", "recipe.toml", *HOST, *more, "cluster.learner_ranks=2", "--out", "two")
-    assert "An update is made by 2 processes of this machine with 1 thread each, in 8 gradient shards" in said
-    compare(project / "one", project / "two", 3)
-    metrics = json.loads((project / "two" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert metrics["cluster/ranks"] == 2
-    assert metrics["cluster/ranks_lost"] == 0
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_ranks_cannot_do_is_refused_by_name(command, words: str) -> None:
+    given = [each for word in words.split() for each in (VLLM if word == "VLLM" else [word])]
+    refused(command("train", "recipe.toml", "cluster.kind=host", *given, "--out", "out"), *REFUSED[words])
 
 
 WORKERS = [*HOST, "cluster.shard_groups=2", "data.prompts_per_step=6"]
@@ -105,9 +70,10 @@ def test_a_run_whose_rollouts_have_one_two_and_four_workers_is_the_run_of_one_pr
         settings = [f"cluster.rollout_workers={count}", f"cluster.learner_ranks={ranks}"]
         said = finish(*arguments, *settings, "--out", name)
         assert f"Rollouts are decoded by {count} other process" in said
+        assert ("An update is made by 2 processes of this machine with 1 thread each" in said) == (ranks == 2)
         compare(project / "none", project / name, 20)
-        metrics = json.loads((project / name / "metrics.jsonl").read_text().splitlines()[-1])
-        assert metrics["cluster/workers_alive"] == count
+        metrics = metrics_of(project / name)[-1]
+        assert (metrics["cluster/workers_alive"], metrics.get("cluster/ranks_lost", 0)) == (count, 0)
         assert metrics["cluster/weights_bytes"] > 0
         assert 0 < metrics["cluster/rollout_busy"] <= 1
         assert 0 < metrics["cluster/learner_busy"] <= 1
@@ -115,28 +81,18 @@ def test_a_run_whose_rollouts_have_one_two_and_four_workers_is_the_run_of_one_pr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["lora.rank=4"]], ids=["whole", "lora"])
-def test_weights_by_way_of_the_disk_give_the_same_run_and_leave_nothing(project: Path, more: list[str]) -> None:
+def test_weights_by_way_of_the_disk_or_a_broadcast_give_the_same_run_and_leave_nothing(
+    project: Path, more: list[str]
+) -> None:
     arguments = ["train", "recipe.toml", *WORKERS, *more]
     finish(*arguments, "--out", "none")
-    disk = ["cluster.rollout_workers=2", "cluster.weights=disk", "cluster.weights_folder=between/us"]
-    finish(*arguments, *disk, "--out", "disk")
-    compare(project / "none", project / "disk", 3)
-    metrics = json.loads((project / "disk" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert metrics["cluster/weights_bytes"] > 0
-    assert metrics["cluster/shards_redone"] == 0
+    for way in (["disk", "cluster.weights_folder=between/us"], ["gloo"]):
+        finish(*arguments, "cluster.rollout_workers=2", f"cluster.weights={way[0]}", *way[1:], "--out", way[0])
+        compare(project / "none", project / way[0], 3)
+        last = metrics_of(project / way[0])[-1]
+        assert last["cluster/weights_bytes"] > 0
+        assert (last["cluster/workers_alive"], last["cluster/shards_redone"]) == (2, 0)
     assert list((project / "between" / "us").iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["lora.rank=4"]], ids=["whole", "lora"])
-def test_weights_that_are_broadcast_give_the_same_run(project: Path, more: list[str]) -> None:
-    arguments = ["train", "recipe.toml", *WORKERS, *more]
-    finish(*arguments, "--out", "none")
-    finish(*arguments, "cluster.rollout_workers=2", "cluster.weights=gloo", "--out", "gloo")
-    compare(project / "none", project / "gloo", 3)
-    metrics = json.loads((project / "gloo" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert metrics["cluster/weights_bytes"] > 0
-    assert (metrics["cluster/workers_alive"], metrics["cluster/shards_redone"]) == (2, 0)
 
 
 @pytest.mark.slow
@@ -153,17 +109,9 @@ def test_a_run_that_is_killed_whole_goes_on_with_other_processes_to_the_same_bit
     arguments = ["train", "recipe.toml", *WORKERS, f"run.steps={steps}", f"cluster.{part}=4", "--out", "two"]
     for count in (3, 2):
         process = start(*arguments)
-        before = len(durable.numbered(out / "checkpoints"))
-        deadline = time.monotonic() + 120
-        while len(durable.numbered(out / "checkpoints")) < before + 2 and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert len(children) >= 2  # the nursery and its ranks, and what the rewards need
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
-        _, alive = psutil.wait_procs(children, timeout=60)
-        assert alive == []
+        until_checkpoints(process, out, len(durable.numbered(out / "checkpoints")) + 2)
+        assert len(psutil.Process(process.pid).children(recursive=True)) >= 2  # the nursery and its ranks
+        kill_all(process)
         assert [left.name for left in temporary.iterdir() if "inductor" not in left.name] == []
         arguments = ["resume", "two", f"cluster.{part}={count}"]
     said = finish("resume", "two", f"cluster.{part}=1")
@@ -177,10 +125,7 @@ def test_a_run_whose_nursery_is_killed_ends_at_the_same_bits(project: Path) -> N
     steps = 12
     finish("train", "recipe.toml", *HOST, f"run.steps={steps}", "--out", "one")
     process = start("train", "recipe.toml", *HOST, f"run.steps={steps}", "cluster.learner_ranks=2", "--out", "two")
-    deadline = time.monotonic() + 120
-    while not durable.numbered(project / "two" / "checkpoints"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until_checkpoints(process, project / "two", 1)
     for child in psutil.Process(process.pid).children():
         if any("nursery" in word for word in child.cmdline()):
             child.kill()
@@ -201,7 +146,7 @@ def test_the_first_step_of_a_run_in_shards_is_that_of_one_process(project: Path,
     once = ["run.steps=1", "model.dtype=float32", "learner.minibatches=1", *more]
     finish("train", "recipe.toml", *HOST, *once, "--out", "one")
     finish("train", "recipe.toml", *FSDP, *once, f"cluster.learner_ranks={ranks}", "--out", "two")
-    one, two = (json.loads((project / out / "metrics.jsonl").read_text().splitlines()[0]) for out in ("one", "two"))
+    one, two = (metrics_of(project / out)[0] for out in ("one", "two"))
     for key in ("optim/grad_norm", "policy/entropy", "policy/loss", "policy/mismatch"):
         assert two[key] == about(one[key]), key
 
@@ -223,7 +168,7 @@ def test_without_a_cluster_there_is_no_nursery_and_no_socket_is_open(project: Pa
         "Trainer.step = counted\n"
         "oncurve.cli.main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -250,18 +195,10 @@ def test_a_run_with_a_lag_has_the_same_bits_after_stops_with_other_processes_and
         (signal.SIGINT, ["cluster.rollout_workers=3", "cluster.learner_ranks=1"]),
     ):
         process = start(*arguments)
-        before = len(durable.numbered(out / "checkpoints"))
-        deadline = time.monotonic() + 240
-        while len(durable.numbered(out / "checkpoints")) < before + 1 and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until_checkpoints(process, out, len(durable.numbered(out / "checkpoints")) + 1)
         time.sleep(random.random() / 10)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(number)
-        said, _ = process.communicate(timeout=120)
+        said = kill_all(process, number)
         assert number == signal.SIGKILL or "stopped by SIGINT; to continue after step" in said
-        _, alive = psutil.wait_procs(children, timeout=60)
-        assert alive == []
         arguments = ["resume", "two", *again]
     said = finish(*arguments)
     assert "Step n trains what the weights after step n - 3 wrote, exactly" in said

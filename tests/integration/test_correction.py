@@ -6,27 +6,18 @@ import pytest
 import torch
 
 from fakes.learning import old_logprobs
-from fakes.tiny_policy import TinyLM
-from integration.test_lagging_engine import PROMPTS, LaggingEngine, batch_seen, rewards
+from integration.test_lagging_engine import PROMPTS, batch_seen, make as make_lagging
 from oncurve import GRPO
 from oncurve.base.errors import ConfigError
-from oncurve.metrics import Metrics
-from oncurve.trainer import OldPolicy
 
 
 def make(exact: bool = False, mixed: bool = False, lag: bool = True, **sections: object) -> GRPO:
-    settings = {"learner": {"max_grad_norm": 0.0}, "correction": {"kind": "truncated"}, **sections}
-    trainer = GRPO(
-        TinyLM().double(), None, rewards, group_size=4, learning_rate=0.2, kl_coef=0.05, settings=settings, seed=3
-    )
-    if lag:
-        trainer.engine = LaggingEngine(trainer.engine, exact, mixed)
-    return trainer
+    return make_lagging(exact, mixed, lag, **{"correction": {"kind": "truncated"}, **sections})
 
 
 @pytest.mark.parametrize("updates", [{}, {"ppo_epochs": 2}, {"minibatches": 3}])
 def test_old_logprobs_are_the_learners_and_the_weights_are_theirs_to_the_samplers(updates: dict):
-    trainer = make(mixed=True, learner={"max_grad_norm": 0.0, **updates})
+    trainer = make(mixed=True, learner=updates)
     trainer.train_step(PROMPTS)
     batch = batch_seen(trainer)
     old = old_logprobs(trainer.learner, batch)
@@ -89,7 +80,7 @@ def test_the_tokens_with_the_highest_entropy_need_one_pass_more_and_keep_the_rat
 
 def test_the_filter_of_tokens_and_the_correction_go_together():
     both = {"top_entropy": 0.3, "off_policy_threshold": 0.01}
-    trainer = make(filter=both, learner={"max_grad_norm": 0.0, "ppo_epochs": 2})
+    trainer = make(filter=both, learner={"ppo_epochs": 2})
     trainer.train_step(PROMPTS)
     batch = batch_seen(trainer)
     kept = batch.policy_weights > 0
@@ -126,21 +117,3 @@ def test_a_correction_may_be_a_class_of_yours(tmp_path, monkeypatch):
     torch.testing.assert_close(batch.policy_weights[batch.loss_mask], ratio[batch.loss_mask])
     with pytest.raises(ConfigError, match=r"correction\.kind: OneEach must return an oncurve\.losses\.Importance"):
         make(correction={"kind": "mine.py:OneEach"}).train_step(PROMPTS)
-
-
-def test_a_learner_without_entropy_is_named():
-    trainer = make(lag=False, filter={"top_entropy": 0.3})
-
-    class Silent:
-        def __init__(self, inner):
-            self.inner = inner
-
-        def __getattr__(self, name):
-            return getattr(self.inner, name)
-
-        def score(self, batch, want):
-            return self.inner.score(batch, want - {"entropy"})
-
-    batch = batch_seen(trainer)
-    with pytest.raises(ConfigError, match=r"filter\.top_entropy: Silent\.score left out the entropy"):
-        OldPolicy(top_entropy=0.3).score(batch.having(entropy=None), Silent(trainer.learner), True, Metrics())

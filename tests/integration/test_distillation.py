@@ -9,16 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fakes.killed_runs import compare, finish, killed_at
 from fakes.tolerance import about
 from oncurve.advantages import TeacherSettings, teacher_of
 from oncurve.base.errors import ConfigError, DataError
-from oncurve.config import explain, load_config, missing, plan, to_toml
+from oncurve.config import explain, load_config, missing, plan
 from oncurve.forecast.unloaded import teacher_bytes
 from oncurve.models import tiny
 from oncurve.models.loading import loaded_from
 from oncurve.run.assembly import Overrides, Run, assemble
-from oncurve.run.directory.folder import RunDirectory
-from oncurve.run.session import create_directory
 from oncurve.trainer import StepResult
 
 SETTINGS = [
@@ -74,13 +73,6 @@ def test_the_kl_to_the_teacher_falls_without_any_reward(teacher: Path) -> None:
     assert sum(distances[-5:]) < 0.5 * sum(distances[:5])
 
 
-def test_no_reward_is_needed(teacher: Path) -> None:
-    results = trained(put_together(f"advantage.teacher={teacher}", "run.steps=1"))
-    assert results[0].metrics["advantage/abs_mean"] > 0
-    assert all(score.valid and score.reward == 0 for group in results[0].groups for score in group.scores)
-    assert not {"reward/mean", "reward/std", "groups/constant"} & results[0].metrics.keys()
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_teacher_of_a_module_computes_in_its_dtype_whichever_that_is(teacher: Path, dtype: torch.dtype) -> None:
     module = AutoModelForCausalLM.from_pretrained(tiny.path(), dtype=dtype)
@@ -91,11 +83,6 @@ def test_the_teacher_of_a_module_computes_in_its_dtype_whichever_that_is(teacher
     assert {parameter.dtype for parameter in run.teacher.model.module.parameters()} == {dtype}
     (result,) = trained(run)
     assert result.metrics["optim/updates"] == 1
-
-
-def test_a_group_of_one_and_several_updates(teacher: Path) -> None:
-    words = (f"advantage.teacher={teacher}", "rollout.group_size=1", "learner.minibatches=2", "run.steps=2")
-    assert len(trained(put_together(*words))) == 2
 
 
 @pytest.mark.slow
@@ -118,57 +105,31 @@ def test_the_policy_teaches_itself_by_a_prompt_of_its_own() -> None:
         assert read.startswith(f"{prompt.columns['answer']} ")
 
 
-def test_a_teacher_with_the_policys_weights_is_at_distance_0() -> None:
-    (result,) = trained(put_together(f"advantage.teacher={tiny.path()}", "run.steps=1"))
-    assert abs(result.metrics["policy/teacher_kl"]) < 1e-5
-
-
-def test_the_teacher_stays_as_it_is(teacher: Path) -> None:
-    run = put_together(f"advantage.teacher={teacher}", "run.steps=2")
+def test_no_reward_is_needed_and_the_teacher_stays_as_it_is(teacher: Path) -> None:
+    """With a group of one and several updates per step."""
+    run = put_together(f"advantage.teacher={teacher}", "rollout.group_size=1", "learner.minibatches=2", "run.steps=2")
     assert run.teacher is not None
     before = {name: tensor.clone() for name, tensor in run.teacher.model.module.state_dict().items()}
-    trained(run)
+    first, _ = trained(run)
     after = run.teacher.model.module.state_dict()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
     assert not any(parameter.requires_grad for parameter in run.teacher.model.module.parameters())
+    assert first.metrics["advantage/abs_mean"] > 0
+    assert all(score.valid and score.reward == 0 for group in first.groups for score in group.scores)
+    assert not {"reward/mean", "reward/std", "groups/constant"} & first.metrics.keys()
+    (same,) = trained(put_together(f"advantage.teacher={tiny.path()}", "run.steps=1"))
+    assert abs(same.metrics["policy/teacher_kl"]) < 1e-5
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_the_unbroken_one(teacher: Path, tmp_path: Path) -> None:
-    words = settings(
-        f"advantage.teacher={teacher}", 'advantage.base="grpo"', 'rewards=[{kind="regex", pattern="1"}]', "run.steps=4"
-    )
-
-    def run_in(folder: Path, steps: int) -> dict[str, torch.Tensor]:
-        if folder.exists():
-            config, base = load_config(folder / "config.toml")
-        else:
-            config, base = load_config(None, words)
-        with assemble(config, base) as run:
-            if folder.exists():
-                run.open_directory(RunDirectory.open(folder))
-                run.restore()
-            else:
-                create_directory(run, folder)
-            while run.trainer.state.step < steps:
-                run.trainer.finish(run.trainer.step())
-            return {name: tensor.clone() for name, tensor in run.learner.optimizer.state().items()}
-
-    whole = run_in(tmp_path / "whole", 4)
-    run_in(tmp_path / "parts", 2)
-    parts = run_in(tmp_path / "parts", 4)
-    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
-    lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "parts")]
-    found = [[json.loads(line)["policy/teacher_kl"] for line in each] for each in lines]
-    assert found[0] == found[1]
-
-
-def test_it_is_written_and_read_back(teacher: Path, tmp_path: Path) -> None:
-    config, _ = load_config(None, settings(f"advantage.teacher={teacher}", 'advantage.base={kind="grpo", ddof=0}'))
-    file = tmp_path / "config.toml"
-    file.write_text(to_toml(config))
-    assert 'kind = "grpo"' in file.read_text()
-    assert load_config(file)[0] == config
+def test_a_killed_run_goes_on_to_the_bits_of_the_unbroken_one(teacher: Path, tmp_path: Path) -> None:
+    more = ('advantage.base="grpo"', 'rewards=[{kind="regex", pattern="1"}]', "run.steps=4", "checkpoint.keep=9")
+    words = ["train", "grpo", *settings(f"advantage.teacher={teacher}", *more)]
+    finish(*words, "--out", str(tmp_path / "whole"))
+    place = ("oncurve.learner.optimizer.update", "MasterAdamW", "gradient_norm", 3)
+    killed_at(place, *words, "--out", str(tmp_path / "parts"))
+    finish("resume", str(tmp_path / "parts"))
+    compare(tmp_path / "whole", tmp_path / "parts", 4)
 
 
 def test_a_relative_teacher_is_relative_to_the_recipe(teacher: Path) -> None:

@@ -106,7 +106,6 @@ ILL = {
     "length-correlation": ("long", 4, [rewards("long"), "learner.learning_rate=1e-5"]),
     "one-part-dominates": ("mixed", 12, [rewards("task:0.05", "nines:5"), "learner.learning_rate=1e-3"]),
     "reward-faults": ("faults", 4, [rewards("not_a_number")]),
-    "sampler-mismatch": ("hot", 4, ["engine.kind=hot.py:Hot", "rollout.temperature=0.7"]),
     "slow-rewards": ("slow", 4, [rewards("slow")]),
     "mostly-right": ("nearly", 6, [rewards("nearly_all"), "learner.learning_rate=1e-6"]),
     "advantages-not-finite": ("too_large", 6, [rewards("too_large"), "advantage.scale=none"]),
@@ -124,41 +123,12 @@ HEALTHY = {
 }
 """Presets with a seed each, on the built-in task."""
 
-HOT = '''
-from oncurve.rollout import LocalEngine
-
-
-class HotEngine:
-    """Samples at temperature 1, whatever the run's is."""
-
-    exact = False
-
-    def follow(self, weights):
-        self.inner.follow(weights)
-
-    def generate(self, *arguments, **named):
-        return self.inner.generate(*arguments, **named)
-
-    def close(self):
-        self.inner.close()
-
-
-class Hot(LocalEngine):
-    exact = False
-
-    def build(self, sampling, tokenizer, eos_ids, seed):
-        engine = HotEngine()
-        engine.inner = super().build(sampling.model_copy(update={"temperature": 1.0}), tokenizer, eos_ids, seed)
-        return engine
-'''
-
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, list[str]], Path]:
     """Trains a run of the built-in task once per session; its directory."""
     folder = tmp_path_factory.mktemp("doctor")
-    for name, text in (("rewards.py", REWARDS), ("hot.py", HOT)):
-        (folder / name).write_text(text)
+    (folder / "rewards.py").write_text(REWARDS)
 
     def make(name: str, steps: int, settings: list[str], preset: str = "grpo") -> Path:
         recipe, out = folder / f"{name}.toml", folder / name

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.base.errors import ConfigError
 from oncurve.config import load_config, plan
 from oncurve.models import tiny
 from oncurve.run.assembly import assemble
@@ -71,13 +70,6 @@ def test_ten_tenths_are_one(recipe: Path) -> None:
     assert config.over(61).run.steps == 4
     assert config.over(1).run.steps == 1
     assert load_config(recipe, ["run.steps=9"])[0].over(60).run.steps == 9
-
-
-def test_both_in_one_place_are_refused_and_the_later_layer_counts(recipe: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run\.epochs: run\.steps says it in another way"):
-        load_config(recipe, ["run.steps=3", "run.epochs=1"])
-    run = load_config(recipe, ["run.steps=3"])[0].run
-    assert (run.steps, run.epochs) == (3, None)
 
 
 def test_the_samples_of_an_evaluation_have_a_temperature_of_their_own(recipe: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import oncurve
-from fakes.project import Said, lay_out, oncurve as run_command
+from fakes.project import Said, lay_out
 from oncurve.base.errors import RunDirectoryError
 from oncurve.report import RunRecord, inspect_log, read_run
 from oncurve.run import export_logs
@@ -33,7 +33,7 @@ def length(completion, answer):
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps with two rewards, one of which fails at some completions."""
     folder = lay_out(tmp_path_factory.mktemp("project"))
     (folder / "reward.py").write_text(FAULTY)
@@ -41,12 +41,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         oncurve.train("recipe.toml", out="run", steps=2, settings={"rewards": REWARDS}).close()
     return folder
-
-
-@pytest.fixture
-def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(project)
-    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
 
 
 def logs(folder: str) -> list[Path]:
@@ -61,24 +55,6 @@ def test_all_steps_or_one_are_written_beside_the_exports_of_the_model(command: C
     assert command("export", "run", "--to", "inspect", "--step", "2").code == 0
     (one,) = logs("run/export/inspect-000002")
     assert one.read_bytes() == logs("run/export/inspect")[1].read_bytes()
-
-
-REFUSED = {
-    "run --to wandb": "--to: expected huggingface or inspect, got 'wandb'",
-    "run --to inspect --adapter": "--adapter: logs of Inspect hold no weights",
-    "run --to inspect --step best": "--step: expected the number of a step, got 'best'",
-    "run --to inspect --step 7": "there are no rollouts of step 7 in run; there are those of: 1, 2",
-    "run --to inspect --out model": "model exists; nothing is overwritten",
-    "model --to inspect": "model has no config.toml",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_exported_is_a_sentence_and_leaves_nothing(command: Command, words: str) -> None:
-    before = sorted(Path().rglob("*"))
-    said = command("export", *words.split())
-    assert (said.code, REFUSED[words] in said.err, "Traceback" in said.err) == (2, True, False), said.err
-    assert sorted(Path().rglob("*")) == before
 
 
 def test_rollouts_that_a_run_removes_meanwhile_are_left_out(

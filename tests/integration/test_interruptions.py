@@ -15,7 +15,7 @@ import pytest
 
 import oncurve
 from fakes.architectures import architecture
-from fakes.project import Said, lay_out, oncurve as run_command, words_tokenizer
+from fakes.project import Said, lay_out, words_tokenizer
 from oncurve.base.errors import RewardError
 from oncurve.durable import StorageError
 from oncurve.learner import LocalLearner
@@ -49,7 +49,7 @@ STEPS = 3
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project, with the run that nothing interrupts in `whole`."""
     folder = lay_out(tmp_path_factory.mktemp("project"))
     (folder / "reward.py").write_text(REWARD)
@@ -57,12 +57,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         train(folder / "whole").close()
     return folder
-
-
-@pytest.fixture
-def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(project)
-    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
 
 
 def train(out: Path, **arguments: object) -> oncurve.TrainedRun:
@@ -127,19 +121,7 @@ def test_a_step_that_outlasts_the_grace_time_is_abandoned_and_done_again(command
     assert equals_whole(out)
 
 
-def test_a_signal_between_two_steps_loses_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project)
-    run = train(Path("between"), on_step=lambda result: result.step == 2 and os.kill(os.getpid(), signal.SIGTERM))
-    run.close()
-    assert run.stopped_by == "SIGTERM"
-    assert len(run.metrics) == 2
-    assert checkpoints("between") == ["step-000002"]
-    assert resume_run(Path("between")) is None
-    assert equals_whole("between")
-
-
-def test_without_a_directory_a_signal_ends_the_run_all_the_same(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project)
+def test_without_a_directory_a_signal_ends_the_run_all_the_same(project: Path) -> None:
     run = oncurve.train("recipe.toml", on_step=lambda result: os.kill(os.getpid(), signal.SIGINT))
     run.close()
     assert (run.stopped_by, len(run.metrics), run.directory) == ("SIGINT", 1, None)
@@ -162,14 +144,6 @@ class DeviceError(RuntimeError):
     """What a device raises in a backward pass."""
 
 
-def observer(error: BaseException) -> Callable[[object], None]:
-    def on_step(result: StepResult) -> None:
-        if result.step == 1:
-            raise error
-
-    return on_step  # type: ignore[return-value]
-
-
 def failing(owner: object, name: str, error: BaseException, patch: pytest.MonkeyPatch, after: bool = False) -> None:
     """`owner.name` raises in its second call; `after` it has done its work."""
     real, calls = getattr(owner, name), [0]
@@ -184,7 +158,7 @@ def failing(owner: object, name: str, error: BaseException, patch: pytest.Monkey
     patch.setattr(owner, name, method)
 
 
-WHOLE = {
+BROKEN = {
     "a rollout": (InProcessEngine, "generate", MemoryError("no memory")),
     "a reward": (RewardSet, "begin", RewardError("the reward")),
     "a disk that is full for rollouts": (Recorder, "rollouts", StorageError("full")),
@@ -192,57 +166,43 @@ WHOLE = {
     "a norm": (MasterAdamW, "gradient_norm", MemoryError("no memory")),
     "an interrupt": (InProcessEngine, "generate", KeyboardInterrupt()),
     "an exit": (RewardSet, "begin", SystemExit(3)),
+    "inside an optimizer's step": (SlicedAdamW, "step", MemoryError("no memory")),
+    "behind an optimizer's step": (MasterAdamW, "step", KeyboardInterrupt()),
+    "before its metrics are kept": (Recorder, "metrics", StorageError("full")),
 }
-HALF = {
-    "inside an optimizer's step": (SlicedAdamW, "step", MemoryError("no memory"), False),
-    "behind an optimizer's step": (MasterAdamW, "step", KeyboardInterrupt(), True),
-    "before its metrics are kept": (Recorder, "metrics", StorageError("full"), False),
-}
+HALF_DONE = ("inside an optimizer's step", "behind an optimizer's step", "before its metrics are kept")
+"""Errors while weights change, after which no checkpoint is written."""
 
 
-@pytest.mark.parametrize("where", WHOLE)
-def test_an_error_before_weights_change_leaves_the_last_finished_step_in_a_checkpoint(
+@pytest.mark.parametrize("where", BROKEN)
+def test_an_error_leaves_the_last_finished_step_in_a_checkpoint_and_never_what_is_half_done(
     project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], where: str
 ) -> None:
-    monkeypatch.chdir(project)
-    owner, name, error = WHOLE[where]
-    out = f"whole-{where.replace(' ', '-')}"
+    owner, name, error = BROKEN[where]
+    out = where.replace(" ", "-").replace("'", "")
     with monkeypatch.context() as patch:
-        failing(owner, name, error, patch)
+        failing(owner, name, error, patch, after=where.startswith("behind"))
         with pytest.raises(type(error)) as raised:
             train(Path(out))
-    assert checkpoints(out) == ["step-000001"]
-    advice = f"stopped by {type(error).__name__}; to continue after step 1: oncurve resume {out}"
-    assert raised.value.__notes__ == [advice]
-    assert "to continue" not in capfd.readouterr().out
-    assert resume_run(Path(out)) is None
-    assert equals_whole(out)
-
-
-@pytest.mark.parametrize("where", HALF)
-def test_an_error_while_weights_change_writes_no_checkpoint_of_what_is_half_done(
-    project: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    monkeypatch.chdir(project)
-    owner, name, error, after = HALF[where]
-    out = f"half-{where.replace(' ', '-')}"
-    with monkeypatch.context() as patch:
-        failing(owner, name, error, patch, after)
-        with pytest.raises(type(error)):
-            train(Path(out))
-    assert checkpoints(out) == []
+    assert checkpoints(out) == ([] if where in HALF_DONE else ["step-000001"])
+    if where not in HALF_DONE:
+        advice = f"stopped by {type(error).__name__}; to continue after step 1: oncurve resume {out}"
+        assert raised.value.__notes__ == [advice]
+        assert "to continue" not in capfd.readouterr().out
     assert resume_run(Path(out)) is None
     assert equals_whole(out)
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()], ids=["error", "interrupt"])
-def test_what_a_callback_raises_costs_no_step(
-    project: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    monkeypatch.chdir(project)
+def test_what_a_callback_raises_costs_no_step(project: Path, error: BaseException) -> None:
     out = f"callback-{type(error).__name__}"
+
+    def on_step(result: StepResult) -> None:
+        if result.step == 1:
+            raise error
+
     with pytest.raises(type(error)):
-        train(Path(out), on_step=observer(error))
+        train(Path(out), on_step=on_step)
     assert checkpoints(out) == ["step-000001"]
     with oncurve.resume(out) as run:  # the run that failed has let go of its directory
         assert len(run.metrics) == STEPS
@@ -279,11 +239,8 @@ def test_a_failed_run_says_on_the_command_line_how_to_go_on(command: Command) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_second_signal_leaves_a_process_that_only_calls_us_alone(
-    project: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
+def test_a_second_signal_leaves_a_process_that_only_calls_us_alone(project: Path, number: signal.Signals) -> None:
     """Were it ended, so would be this test."""
-    monkeypatch.chdir(project)
     out = f"twice-{number.name}"
 
     def twice(result: StepResult) -> None:
@@ -299,24 +256,20 @@ def test_a_second_signal_leaves_a_process_that_only_calls_us_alone(
     assert equals_whole(out)
 
 
-def test_a_run_that_was_stopped_has_let_go_of_its_directory_and_is_still_there(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(project)
-    run = train(Path("stopped"), on_step=lambda result: result.step == 1 and os.kill(os.getpid(), signal.SIGINT))
-    assert run.stopped_by == "SIGINT"
+def test_a_signal_between_two_steps_loses_nothing_and_the_run_has_let_go_of_its_directory(project: Path) -> None:
+    run = train(Path("stopped"), on_step=lambda result: result.step == 2 and os.kill(os.getpid(), signal.SIGTERM))
+    assert (run.stopped_by, len(run.metrics), checkpoints("stopped")) == ("SIGTERM", 2, ["step-000002"])
     with oncurve.resume("stopped") as again:  # the first is not closed
-        assert again.stopped_by is None
-        assert again.directory == Path("stopped")
+        assert (again.stopped_by, again.directory) == (None, Path("stopped"))
+    assert equals_whole("stopped")
     run.save("saved")
     run.close()
     assert Path("saved/model.safetensors").is_file()
 
 
 def test_what_was_given_as_an_object_is_named_where_the_run_can_go_on(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(project)
     stop = lambda result: os.kill(os.getpid(), signal.SIGINT)  # noqa: E731 - as a notebook has it
     given = {"model": architecture("llama"), "tokenizer": words_tokenizer(), "reward": lambda completion: 1.0}
     with oncurve.train("recipe.toml", **given, out="objects", on_step=stop) as run:

@@ -1,7 +1,6 @@
 """Iterative GRPO whole: what changes when, what is replayed, and kills inside each of its phases."""
 
 import json
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -12,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fakes.killed_runs import KILLER, PLACES, command, compare
+from fakes.killed_runs import PLACES, compare, finish, killed_at
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
 from oncurve.models import tiny
@@ -104,24 +103,29 @@ def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_reference_and_reward_model_change_at_the_boundaries_and_nowhere_else(
+def test_reference_and_reward_model_change_at_the_boundaries_and_held_out_prompts_measure_it(
     kind: str, networks: dict[str, Path]
 ) -> None:
+    references, models, policies, metrics = [], [], [], []
     with put_together(words(kind, networks)) as run:
-        references, models, policies, metrics = [], [], [], []
-        references.append(copied(run.learner.reference.state()))
-        assert run.iterations is not None
-        models.append(copied(run.iterations.learner.optimizer.state()))
-        policies.append(copied(dict(run.learner.optimizer.masters)))
+        iterations = run.iterations
+        assert iterations is not None
 
-        def look(result: Any) -> None:
+        def look(result: Any = None) -> None:
             references.append(copied(run.learner.reference.state()))
-            assert run.iterations is not None
-            models.append(copied(run.iterations.learner.optimizer.state()))
+            models.append(copied(iterations.learner.optimizer.state()))
             policies.append(copied(dict(run.learner.optimizer.masters)))
-            metrics.append(result.metrics)
+            if result is not None:
+                metrics.append(result.metrics)
 
+        look()
         assert run.train(look) is None
+        numbers = range(1, 1 + STEPS // ITERATION)
+        trained, held_out = (
+            {str(example.prompt) for number in numbers for example in iterations.replay.of(number, held_out=held)}
+            for held in (False, True)
+        )
+        measured = [number for number in numbers if iterations.replay.of(number, held_out=True)]
     moved = [not same(before, after) for before, after in pairwise(references)]
     assert moved == [step % ITERATION == 1 and step > 1 for step in range(1, STEPS + 1)]
     for step in range(ITERATION + 1, STEPS + 1, ITERATION):
@@ -130,10 +134,17 @@ def test_reference_and_reward_model_change_at_the_boundaries_and_nowhere_else(
     taught = [not same(before, after) for before, after in pairwise(models)]
     new = [line.get("reward_model/new_examples", 0.0) for line in metrics]
     assert taught == [count > 0 for count in new]
-    assert all(count > 0 for count in new[ITERATION - 1 :: ITERATION])
-    assert all(count == 0 for step, count in enumerate(new, 1) if step % ITERATION)
+    assert [count > 0 for count in new] == [step % ITERATION == 0 for step in range(1, STEPS + 1)]
     assert [line["progress/iteration"] for line in metrics] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
     assert all("rewards/truth" in line for line in metrics)
+    assert trained
+    assert held_out
+    assert not trained & held_out
+    for number in measured:
+        line = metrics[number * ITERATION - 1]
+        assert 0 <= line["reward_model/heldout_accuracy_before"] <= 1
+        assert 0 <= line["reward_model/heldout_accuracy"] <= 1
+        assert line["reward_model/heldout_loss"] > 0
 
 
 def test_a_share_of_all_earlier_examples_is_trained_on_again(networks: dict[str, Path], tmp_path: Path) -> None:
@@ -168,28 +179,6 @@ def test_a_share_of_all_earlier_examples_is_trained_on_again(networks: dict[str,
     assert sum(seen) == sum(line["reward_model/new_examples"] + line["reward_model/replayed_examples"] for line in ends)
 
 
-def test_held_out_samples_are_of_other_prompts_and_measure_the_reward_model(networks: dict[str, Path]) -> None:
-    with put_together(words("process", networks)) as run:
-        lines: list[dict[str, float]] = []
-        run.train(lambda result: lines.append(result.metrics))
-        assert run.iterations is not None
-        replay = run.iterations.replay
-        numbers = range(1, 1 + STEPS // ITERATION)
-        trained = {example.prompt for number in numbers for example in replay.of(number)}
-        held_out = {example.prompt for number in numbers for example in replay.of(number, held_out=True)}
-    assert trained
-    assert held_out
-    assert not trained & held_out
-    for line in (
-        line
-        for line in lines
-        if "reward_model/new_examples" in line and replay.of(int(line["progress/iteration"]), True)
-    ):
-        assert 0 <= line["reward_model/heldout_accuracy_before"] <= 1
-        assert 0 <= line["reward_model/heldout_accuracy"] <= 1
-        assert line["reward_model/heldout_loss"] > 0
-
-
 @pytest.fixture(scope="session")
 def whole(networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The uninterrupted run of either kind, made when it is asked for."""
@@ -197,8 +186,7 @@ def whole(networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 
     def run(kind: str) -> Path:
         if not (folder / kind).exists():
-            done = command(["train", str(RECIPE), *words(kind, networks), "--out", str(folder / kind)])
-            assert done.returncode == 0, done.stderr
+            finish("train", str(RECIPE), *words(kind, networks), "--out", str(folder / kind))
         return folder / kind
 
     return run
@@ -209,25 +197,15 @@ def whole(networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 def test_a_kill_inside_any_phase_and_a_resume_are_the_uninterrupted_run_bit_for_bit(
     place: str, kind: str, networks: dict[str, Path], whole: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    module, name, method, count = PLACES[place]
     out = str(tmp_path / "run")
-    killed = command(
-        [module, name, method, str(count), "train", str(RECIPE), *words(kind, networks), "--out", out],
-        "-c",
-        KILLER,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = command(["resume", out])
-    assert resumed.returncode == 0, resumed.stderr
+    killed_at(PLACES[place], "train", str(RECIPE), *words(kind, networks), "--out", out)
+    finish("resume", out)
     compare(whole(kind), tmp_path / "run", STEPS)
 
 
 @pytest.mark.slow
 def test_a_finished_run_is_evaluated_by_its_verifier(whole: Callable[[str], Path]) -> None:
-    done = command(["eval", str(whole("outcome")), "--n", "2", "--limit", "6"])
-    assert done.returncode == 0, done.stderr
-    assert "greedy accuracy" in done.stdout
-    again = command(["resume", str(whole("outcome"))])
-    assert again.returncode == 0, again.stderr
-    assert "is finished" in again.stdout
-    assert "reward_model" in again.stdout
+    assert "greedy accuracy" in finish("eval", str(whole("outcome")), "--n", "2", "--limit", "6")
+    again = finish("resume", str(whole("outcome")))
+    assert "is finished" in again
+    assert "reward_model" in again

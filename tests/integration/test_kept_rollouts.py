@@ -7,17 +7,11 @@ from pathlib import Path
 import pytest
 
 import oncurve
-from fakes.project import Said, lay_out, oncurve as run_command
+from fakes.project import Said
 from oncurve.base.errors import ConfigError
 from oncurve.report import RolloutFiles
 
 Command = Callable[..., Said]
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(lay_out(tmp_path))
-    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
 
 
 def test_a_run_with_gaps_is_trained_reported_examined_and_read(command: Command) -> None:
@@ -55,36 +49,3 @@ def test_a_resume_may_change_what_is_kept_and_stays_exact(command: Command) -> N
     weights = "checkpoints/step-000006/learner.safetensors"
     assert Path("out", weights).read_bytes() == Path("whole", weights).read_bytes()
     assert command("export", "out").code == 0
-
-
-def test_a_wrong_value_is_refused_before_anything_is_loaded(command: Command) -> None:
-    said = command("train", "recipe.toml", "rollouts.keep=20", "--out", "out")
-    assert said.code == 2
-    assert 'rollouts.keep: expected "all", "last 20" or "every 10"' in said.err
-    assert not Path("out").exists()
-
-
-HALVES = r"""
-def halves(completions, log_extra, log_metric, **columns):
-    log_extra("said \ud83d", ["\ud83d", *[{"\udc00": text} for text in completions[1:]]])
-    log_metric("m \ud83d", 1.0)
-    return [float(len(text)) for text in completions]
-
-def fails(completion):
-    if len(completion) % 2:
-        raise ValueError("half \ud83d")
-    return 1.0
-"""
-
-
-def test_half_a_character_in_a_rewards_words_ends_no_run(command: Command) -> None:
-    Path("halves.py").write_text(HALVES)
-    rewards = "rewards=[{path='halves.py:halves'}, {path='halves.py:fails'}]"
-    said = command("train", "recipe.toml", "run.steps=2", "checkpoint.every=1", rewards, "--out", "out")
-    assert said.code == 0, said
-    groups = [group for step in (1, 2) for group in RolloutFiles(Path("out")).read(step)]
-    scores = [score for group in groups for score in group["completions"]]
-    assert any("half ?" in score["fault"] for score in scores if score["fault"])
-    assert all(any(name.endswith("said ?") for name in score["extras"]) for score in scores)
-    for examined in (("doctor", "out"), ("report", "out"), ("export", "out", "--to", "inspect"), ("resume", "out")):
-        assert command(*examined).code in (0, 1 if examined[0] == "doctor" else 0)

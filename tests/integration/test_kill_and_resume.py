@@ -14,17 +14,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
+from fakes.killed_runs import QUIET, compare, finish
 from oncurve import durable
 from oncurve.config.layers import RECIPES
-from oncurve.metrics import METRICS
 from oncurve.report import RolloutFiles
 from oncurve.tasks import KINDS as TASKS
 
 KILLS = int(os.environ.get("ONCURVE_KILLS", "8"))
 STEPS_PER_KILL = 4
-TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
 
 
 VARIANTS = {
@@ -95,21 +93,14 @@ def settings(variant: str, steps: int, folder: Path) -> list[str]:
 
 
 def start(arguments: list[str], log: Path) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "oncurve", *arguments],
             stdout=output,
             stderr=output,
-            env=environment,
+            env={**os.environ, **QUIET},
             start_new_session=True,
         )
-
-
-def finish(arguments: list[str], log: Path) -> float:
-    began = time.monotonic()
-    assert start(arguments, log).wait(timeout=600) == 0, log.read_text()[-3000:]
-    return time.monotonic() - began
 
 
 def steps_done(out: Path) -> int:
@@ -144,38 +135,8 @@ def run_killed(recipe: Path, out: Path, variant: str, steps: int, log: Path) -> 
         for _, path in durable.numbered(out / "checkpoints"):
             assert durable.verify(path) == []
     if steps_done(out) < steps or not (out / "report.html").exists():
-        finish(["resume", str(out)], log)
+        finish("resume", str(out))
     return kills
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy())
-
-
-def surplus(checkpoint: Path) -> bytes | None:
-    path = checkpoint / "surplus.jsonl"
-    return path.read_bytes() if path.exists() else None
-
-
-def compare(first: Path, second: Path, steps: int) -> None:
-    name = f"checkpoints/step-{steps:06d}"
-    one, two = (durable.read_tensors(out / name / "learner.safetensors") for out in (first, second))
-    assert one.keys() == two.keys()
-    for key in one:
-        assert one[key].dtype == two[key].dtype
-        assert raw(one[key]) == raw(two[key]), key
-    assert surplus(first / name) == surplus(second / name)
-    one_lines, two_lines = (
-        [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()] for out in (first, second)
-    )
-    trained = [line["step"] for line in two_lines if line["step"]]  # step 0 is the evaluation before training
-    assert trained == list(range(1, steps + 1))
-    for left, right in zip(one_lines, two_lines, strict=True):
-        assert {k: v for k, v in left.items() if k not in TIMES} == {k: v for k, v in right.items() if k not in TIMES}
-    kept = RolloutFiles(first), RolloutFiles(second)
-    assert kept[0].steps() == kept[1].steps()
-    for step in kept[0].steps():
-        assert kept[0].path(step).read_bytes() == kept[1].path(step).read_bytes(), step
 
 
 @pytest.mark.slow
@@ -185,7 +146,7 @@ def test_a_killed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, v
     steps = KILLS * STEPS_PER_KILL
     whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
     write_sources(tmp_path)
-    finish(["train", str(recipe), *settings(variant, steps, tmp_path), "--out", str(whole)], log)
+    finish("train", str(recipe), *settings(variant, steps, tmp_path), "--out", str(whole))
     kills = run_killed(recipe, killed, variant, steps, log)
     assert kills >= KILLS // 2, f"only {kills} kills fell into the run"
     compare(whole, killed, steps)
@@ -224,15 +185,12 @@ def no_group_twice_and_none_lost(out: Path) -> None:
 
 @pytest.mark.slow
 def test_a_flipped_byte_is_detected_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
-    recipe = RECIPES / "task.toml"
-    whole, harmed, log = tmp_path / "whole", tmp_path / "harmed", tmp_path / "log"
-    finish(["train", str(recipe), *settings("float32", 4, tmp_path), "--out", str(whole)], log)
-    finish(["train", str(recipe), *settings("float32", 4, tmp_path), "--out", str(harmed)], log)
+    recipe, whole, harmed = str(RECIPES / "task.toml"), tmp_path / "whole", tmp_path / "harmed"
+    for out in (whole, harmed):
+        finish("train", recipe, *settings("float32", 4, tmp_path), "--out", str(out))
     weights = harmed / "checkpoints" / "step-000004" / "learner.safetensors"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
-    log.write_text("")
-    finish(["resume", str(harmed)], log)
-    assert "step-000004 is damaged" in log.read_text().replace("\n", " ")
+    assert "step-000004 is damaged" in finish("resume", str(harmed)).replace("\n", " ")
     compare(whole, harmed, 4)

@@ -8,7 +8,6 @@ from fakes.tiny_policy import TinyLM
 from oncurve import GRPO
 from oncurve.advantages import ADVANTAGE_KINDS
 from oncurve.components import Component
-from oncurve.config.loading import load_config
 from oncurve.types import TrainBatch
 
 PROMPTS = torch.arange(6)[:, None]
@@ -62,7 +61,7 @@ def advantages_of(kind: type[Component], settings: dict) -> tuple[TrainBatch, di
 @pytest.mark.parametrize("kind", [ADVANTAGE_KINDS["grpo"], OfTheRewards, RewardToGo])
 @pytest.mark.parametrize("updates", [{}, {"learner": {"ppo_epochs": 3}}])
 def test_every_advantage_sees_the_kl(kind: type[Component], updates: dict):
-    batch, said, _ = advantages_of(kind, {**KL, **updates})
+    batch, said, trainer = advantages_of(kind, {**KL, **updates})
     old = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
     k1 = torch.where(batch.loss_mask, old - batch.ref_logprobs, 0.0)
     coef = said["policy/kl_coef"]
@@ -72,6 +71,8 @@ def test_every_advantage_sees_the_kl(kind: type[Component], updates: dict):
     assert said["reward/mean"] == 1  # what the reward function gave
     assert said["advantage/abs_mean"] > 1e-3
     assert said["policy/kl"] == pytest.approx(float(k1[batch.loss_mask].mean()))
+    wanted = trainer.config.kl.steered(coef, said["policy/kl_completion_mean"], 24)
+    assert trainer.state.kl_coef == pytest.approx(wanted)
     assert said["policy/kl_completion_mean"] == pytest.approx(float((k1.sum(1) / batch.loss_mask.sum(1)).mean()))
 
 
@@ -81,14 +82,3 @@ def test_without_a_kl_there_is_nothing_to_see():
     assert torch.equal(batch.token_rewards.sum(1), batch.rewards)
     assert said["advantage/abs_mean"] == 0
     assert "policy/kl_completion_mean" not in said
-
-
-def test_the_coefficient_follows_what_the_log_shows_of_the_controller():
-    _, said, trainer = advantages_of(OfTheRewards, KL)
-    wanted = trainer.config.kl.steered(said["policy/kl_coef"], said["policy/kl_completion_mean"], 24)
-    assert trainer.state.kl_coef == pytest.approx(wanted)
-
-
-def test_an_outside_advantage_loads_with_a_kl_in_the_reward():
-    config, _ = load_config(None, settings={**KL, "advantage": OfTheRewards()})
-    assert config.kl.in_reward

@@ -12,13 +12,13 @@ from oncurve import GRPO
 from oncurve.kl import k3
 from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights, Weights
-from oncurve.rollout import InProcessEngine
-from oncurve.types import TrainBatch
+from oncurve.rollout import EngineBase, InProcessEngine
+from oncurve.types import Prompt, TrainBatch
 
 PROMPTS = torch.arange(6)[:, None] % 11
 
 
-class LaggingEngine:
+class LaggingEngine(EngineBase):
     """Samples with the weights that it was given last but one; every other group with the last where `mixed`."""
 
     def __init__(self, inner: InProcessEngine, exact: bool = False, mixed: bool = False) -> None:
@@ -46,8 +46,8 @@ def rewards(completions, prompts):
     return [float((completion == 7).float().mean()) for completion in completions]
 
 
-def make(exact: bool = False, mixed: bool = False, lag: bool = True, **learner: object) -> GRPO:
-    settings = {"learner": {"max_grad_norm": 0.0, **learner}}
+def make(exact: bool = False, mixed: bool = False, lag: bool = True, **sections: object) -> GRPO:
+    settings = {**sections, "learner": {"max_grad_norm": 0.0, **sections.get("learner", {})}}
     trainer = GRPO(
         TinyLM().double(), None, rewards, group_size=4, learning_rate=0.2, kl_coef=0.05, settings=settings, seed=3
     )
@@ -58,16 +58,10 @@ def make(exact: bool = False, mixed: bool = False, lag: bool = True, **learner: 
 
 def batch_seen(trainer: GRPO) -> TrainBatch:
     """The batch of the next step as it comes to the advantage, without making the step."""
-    stepping = trainer._trainer([*map_prompts()])
+    stepping = trainer._trainer([Prompt(index, "", tuple(row.tolist())) for index, row in enumerate(PROMPTS)])
     stepping.groups.engine = copy.copy(trainer.engine)  # which keeps what it held
     stepping.groups.engine.follow(stepping.learner.weights())
     return stepping.score(stepping.collect(Metrics()).usable, Metrics())
-
-
-def map_prompts():
-    from oncurve.types import Prompt
-
-    return (Prompt(index, "", tuple(row.tolist())) for index, row in enumerate(PROMPTS))
 
 
 def test_the_ratio_is_that_of_the_present_to_the_lagging_weights():
@@ -89,7 +83,7 @@ def test_the_ratio_is_that_of_the_present_to_the_lagging_weights():
 
 @pytest.mark.parametrize("updates", [{}, {"ppo_epochs": 2}, {"minibatches": 3}])
 def test_old_logprobs_are_the_recorded_ones_where_the_weights_lag_and_the_learners_elsewhere(updates: dict):
-    trainer = make(mixed=True, **updates)
+    trainer = make(mixed=True, learner=updates)
     trainer.train_step(PROMPTS)
     batch = batch_seen(trainer)
     stale = batch.policy_versions != trainer.learner.version
@@ -114,7 +108,7 @@ def test_what_the_engine_states_does_not_stand_against_the_versions():
 
 
 def test_the_recorded_ones_may_be_asked_for():
-    trainer = make(mixed=True, old_logprobs="rollout", ppo_epochs=2)
+    trainer = make(mixed=True, learner={"old_logprobs": "rollout", "ppo_epochs": 2})
     trainer.train_step(PROMPTS)
     batch = batch_seen(trainer)
     assert torch.equal(batch.old_logprobs, batch.rollout_logprobs)
@@ -129,13 +123,12 @@ def test_the_built_in_engine_needs_no_pass_with_one_update():
 
 @pytest.mark.parametrize("updates", [{"ppo_epochs": 4}, {"ppo_epochs": 2, "minibatches": 3}])
 def test_the_kl_is_measured_before_the_first_update_of_a_step(updates: dict):
-    trainer = make(lag=False, **updates)
+    trainer = make(lag=False, learner=updates)
     assert trainer.train_step(PROMPTS)["policy/kl"] == pytest.approx(0, abs=1e-12)  # however far its updates went
     batch = batch_seen(trainer)
-    groups = slice(None) if "minibatches" not in updates else None
     said = trainer.train_step(PROMPTS)
     assert said["policy/mismatch_max"] < 1e-6
-    if groups is not None:
+    if "minibatches" not in updates:
         kl = k3(batch.old_logprobs, batch.ref_logprobs)[batch.loss_mask]
         assert said["policy/kl"] == pytest.approx(float(kl.mean()), rel=1e-6)
     assert math.isfinite(said["policy/kl"])

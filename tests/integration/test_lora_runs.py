@@ -136,31 +136,6 @@ def test_a_module_is_given_an_adapter_and_a_peft_model_is_refused() -> None:
         oncurve.train(model=theirs, data=rows, reward=low, steps=1, settings=settings)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["own", "shared"])
-def test_ppo_trains_an_adapter_and_a_critic(kind: str, tmp_path: Path) -> None:
-    sections = {
-        "advantage": {"kind": "gae"},
-        "critic": {"kind": kind, "learning_rate": 1e-2},
-        "kl": {"coef": 0.05, "where": "reward"},
-        "reference": {},
-    }
-    with trained(tmp_path / kind, **sections) as run:
-        assert all(torch.isfinite(torch.tensor(line["critic/loss"])) for line in run.metrics)
-
-
-@pytest.mark.slow
-def test_the_plan_of_a_loaded_run_counts_the_model_without_its_adapter(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with trained(tmp_path / "run") as run:
-        adapter = sum(tensor.numel() for tensor in run.model.parameters() if tensor.requires_grad)
-    whole = sum(tensor.numel() for tensor in AutoModelForCausalLM.from_pretrained(tiny.path()).parameters())
-    said = capsys.readouterr()
-    assert f"The model has {whole:,} parameters" in said.out + said.err
-    assert f"{adapter:,} parameters, {adapter / whole:.2%} of the model's" in said.out + said.err
-
-
 def test_the_plan_names_the_adapter_and_a_rate_that_is_too_low() -> None:
     config, _ = load_config("lora", ["model.path=x"])
     assert (config.lora.rank, config.lora.scaled_by, config.learner.learning_rate) == (16, 32, 1e-5)

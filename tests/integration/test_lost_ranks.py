@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 import oncurve
-from fakes.cluster_runs import compare, finish, start
-from fakes.project import lay_out
+from fakes.killed_runs import compare, finish, start
 
 DEADLY = """
 import os, signal
@@ -64,12 +63,10 @@ TRAIN = ["train", "recipe.toml", *SETTINGS]
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    lay_out(tmp_path)
-    (tmp_path / "deadly.py").write_text(DEADLY)
-    (tmp_path / "orders").mkdir()
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def project(project: Path) -> Path:
+    Path("deadly.py").write_text(DEADLY)
+    Path("orders").mkdir()
+    return project
 
 
 def order(project: Path, place: str, updates: int, number: str, count: int = 1) -> None:

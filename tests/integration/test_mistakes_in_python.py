@@ -4,7 +4,6 @@ The command's: test_mistakes.py. Cells of a notebook, in a kernel: test_notebook
 """
 
 import functools
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 import pytest
 
 import oncurve
-from fakes.privileges import without_privileges
-from fakes.project import lay_out
+from fakes.project import lay_out, words_tokenizer
+from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import UserError
 from oncurve.models.loading import ModelConfig, hub
 
@@ -55,51 +54,67 @@ class Rater:
 
 
 GIVEN: dict[str, Any] = {"model": "model", "data": "data.jsonl", "reward": "exact", "steps": 1, "out": "out"}
-TRAIN = {
+TRAIN: dict[str, tuple[dict[str, Any], str]] = {
     "a mistyped recipe": ({"recipe": "recipe.tmol"}, "did you mean 'recipe.toml'?"),
-    "a file of rows as recipe": ({"recipe": "data.jsonl"}, "no recipe, which is TOML or YAML"),
+    "a module for a recipe": ({"recipe": TinyLM()}, "recipe: expected a file"),
     "a mistyped preset": ({"preset": "dr-grpo"}, "preset: there is no recipe or preset 'dr-grpo'; did you mean"),
-    "a number as preset": ({"preset": 3}, "preset: expected a preset's name, or a list of them, got 3"),
-    "numbers as presets": ({"preset": ["grpo", 3]}, "preset: expected a preset's name"),
+    "a number as preset": ({"preset": ["grpo", 3]}, "preset: expected a preset's name"),
     "a preset of a recipe": (
         {"recipe": "recipe.toml", "preset": "nosuch", "model": None, "data": None},
         "preset: there is no recipe or preset 'nosuch'",
     ),
     "a mistyped model": ({"model": "./modle"}, "modle: no such directory; did you mean 'model'?"),
-    "a file as model": ({"model": "model/config.json"}, "is a file; model.path names a directory"),
     "a number as model": ({"model": 3}, "model: expected a folder, a hub id or a torch module, got 3"),
     "a class as model": ({"model": Rater}, "model: expected a folder"),
+    "a model twice": ({"settings": {"model": {"path": "m"}}}, "model.path: given twice"),
+    "no tokenizer": ({"model": TinyLM(), "out": None}, "needs a tokenizer"),
+    "a tokenizer of a folder": ({"tokenizer": words_tokenizer()}, "brings its own"),
+    "a dtype of a module": (
+        {"model": TinyLM(), "tokenizer": words_tokenizer(), "settings": {"model": {"dtype": "float32"}}},
+        "model.dtype: set to no effect",
+    ),
     "mistyped data": ({"data": "date.jsonl"}, "did you mean 'data.jsonl'?"),
     "a number as data": ({"data": 3}, "data"),
     "data of numbers": ({"data": [1, 2]}, "expected a string or a list"),
+    "one row": ({"data": {"prompt": "w3", "answer": "w3"}}, "data=[row]"),
     "a generator without rows": ({"data": iter(())}, "data.rows: missing"),
+    "data twice": ({"settings": {"data": {"path": "a.jsonl"}}}, "data.path: given twice"),
     "no reward": ({"reward": None}, "rewards: missing"),
     "an object as reward": ({"reward": Rater()}, "reward: expected a function, a kind, a path"),
     "a class as reward": ({"reward": Rater}, "reward"),
+    "the reward twice": ({"settings": {"rewards": []}}, "rewards: given twice"),
     "a mistyped kind": ({"reward": "exat"}, "did you mean 'exact'?"),
     "a file as reward": ({"reward": "reward.py"}, "write reward.py:NAME"),
     "a mistyped function": ({"reward": "reward.py:lenght"}, "did you mean 'length'?"),
-    "a reward with a column that is not there": (
-        {"reward": lambda completion, anser: 1.0},
-        "needs 'anser'",
-    ),
+    "a column that is not there": ({"reward": lambda completion, anser: 1.0}, "needs 'anser'"),
     "a partial with a wrong name": ({"reward": functools.partial(reward, limit=3)}, "wrap it in a def"),
     "a table with a wrong key": ({"reward": {"kind": "exact", "wieght": 2}}, "did you mean 'weight'?"),
     "steps as text": ({"steps": "many"}, "run.steps: expected a number"),
-    "no steps": ({"steps": 0}, "run.steps: should be greater than or equal to 1"),
-    "a seed of a half": ({"seed": 0.5}, "run.seed: should be a valid integer"),
-    "a rate as text": ({"learning_rate": "high"}, "learner.learning_rate: expected a number, not a string"),
+    "steps twice": ({"settings": {"run": {"steps": 3}}}, "run.steps: given twice"),
     "a group of one": ({"group_size": 1}, "rollout.group_size"),
+    "a group twice": (
+        {"settings": {"rollout.group_size": 4}, "group_size": 8},
+        "rollout.group_size: given twice with different values",
+    ),
     "settings as a list": ({"settings": ["kl.coef=0.1"]}, "settings: expected nested tables"),
     "a section as a value": ({"settings": {"kl": 0.1}}, "kl: expected a table of settings, got 0.1"),
     "an unknown section": ({"settings": {"klx.coef": 0.1}}, "did you mean 'kl'?"),
+    "an unknown key": ({"settings": {"kl": {"coeff": 1}}}, "did you mean 'coef'"),
+    "an unknown dotted key": ({"settings": {"rollout.group_sise": 4}}, "did you mean 'group_size'"),
+    "a setting twice": ({"settings": {"kl.coef": 0.1, "kl": {"coef": 0.2}}}, "kl.coef: settings say it twice"),
     "a template of another column": ({"template": "{promt}"}, "did you mean 'prompt'?"),
     "steps and epochs": ({"epochs": 2}, "leave one of them out"),
     "an out that is a file": ({"out": "recipe.toml"}, "recipe.toml is a file. Choose another --out"),
     "an out with things in it": ({"out": "model"}, "nothing in it is overwritten"),
-    "an out below a file": ({"out": "recipe.toml/out"}, "recipe.toml is a file"),
     "an out with a zero byte": ({"out": "o\0ut"}, "a path cannot hold the character NUL"),
     "trackers without a folder": ({"out": None, "settings": {"tracking.to": ["tensorboard"]}}, "name one: out="),
+    "TRL's epsilon": ({"epsilon": 1}, "{'objective': {'clip_low'"),
+    "TRL's beta": ({"beta": 1}, "did you mean kl_coef?"),
+    "TRL's train_dataset": ({"train_dataset": []}, "did you mean data?"),
+    "TRL's reward_funcs": ({"reward_funcs": []}, "did you mean reward?"),
+    "TRL's num_generations": ({"num_generations": 1}, "did you mean group_size"),
+    "num_train_epochs": ({"num_train_epochs": 1}, "did you mean epochs?"),
+    "max_steps": ({"max_steps": 1}, "did you mean steps?"),
 }
 
 
@@ -130,29 +145,6 @@ RESUME = {
 def test_a_call_of_resume(what: str) -> None:
     arguments, words = RESUME[what]
     refused(lambda: oncurve.resume(**arguments), words)
-
-
-SHUT = {
-    "recipe.toml": ({"recipe": "recipe.toml", "model": None, "data": None}, "recipe.toml"),
-    "data.jsonl": ({}, "data.jsonl"),
-    "hidden": ({"data": "hidden/data.jsonl"}, "hidden/data.jsonl"),
-    "hidden/model": ({"model": "hidden/model"}, "hidden/model"),
-    "place": ({"out": "place/out"}, "place cannot be written to"),
-}
-
-
-@pytest.mark.parametrize("name", SHUT)
-def test_what_python_may_not_read_or_write(name: str, tmp_path: Path) -> None:
-    arguments, words = SHUT[name]
-    Path("hidden/model").mkdir(parents=True)
-    Path("place").mkdir()
-    mode = os.stat(name).st_mode
-    os.chmod(name, 0o555 if name == "place" else 0o000)
-    try:
-        with without_privileges():
-            refused(lambda: oncurve.train(**{**GIVEN, **arguments}), words)
-    finally:
-        os.chmod(name, mode)
 
 
 def test_a_run_that_is_there_is_gone_on_with_by_a_call_of_python() -> None:

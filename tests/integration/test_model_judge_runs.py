@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes.chat_server import ChatServer, Says
-from fakes.project import RECIPE, Said, lay_out, oncurve, refused
+from fakes.project import RECIPE, Said
 from oncurve.report import RolloutFiles
 
 Command = Callable[..., Said]
@@ -25,32 +25,12 @@ def server() -> Iterator[ChatServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay_out(tmp_path_factory.mktemp("project"))
-
-
 @pytest.fixture
-def command(
-    laid_out: Path,
-    tmp_path: Path,
-    server: ChatServer,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> Command:
-    shutil.copytree(laid_out, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    judged = f"""
-[[rewards]]
-kind = "model_judge"
-name = "grader"
-url = "{server.url}"
-model = "m"
-template = "{{{{ prompt }}}}: {{{{ completion }}}}"
-field = "score"
-"""
-    Path("recipe.toml").write_text(RECIPE + judged)
-    return lambda *arguments: oncurve(arguments, monkeypatch, capfd)
+def project(project: Path, server: ChatServer) -> Path:
+    judged = 'kind = "model_judge"\nname = "grader"\nmodel = "m"\nfield = "score"\n'
+    judged += f'url = "{server.url}"\ntemplate = "{{{{ prompt }}}}: {{{{ completion }}}}"\n'
+    Path("recipe.toml").write_text(f"{RECIPE}\n[[rewards]]\n{judged}")
+    return project
 
 
 def test_a_limit_ends_the_run_in_order_and_the_resumed_run_is_the_unbroken_one(
@@ -78,20 +58,6 @@ def test_a_limit_ends_the_run_in_order_and_the_resumed_run_is_the_unbroken_one(
     name = "checkpoints/step-000003/learner.safetensors"
     assert Path("out", name).read_bytes() == Path("whole", name).read_bytes()
     assert "grader" in str(RolloutFiles(Path("out")).read(1))
-
-
-def test_an_endpoint_that_does_not_answer_is_refused_before_the_model_loads(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "oncurve.models.loading.weights.ModelConfig.build", lambda *_: pytest.fail("the model was loaded")
-    )
-    closed = "rewards.1.url=http://127.0.0.1:9/v1"
-    refused(command("train", "recipe.toml", closed, "--out", "out"), "reward grader: url: nothing answers at")
-    no_key = "rewards.1.api_key_env=NO_SUCH_KEY_HERE"
-    refused(command("train", "recipe.toml", no_key, "--out", "out"), "variable NO_SUCH_KEY_HERE is not set")
-    missing = "rewards.1.template={{ answr }} {{ completion }}"
-    refused(command("train", "recipe.toml", missing, "--out", "out"), "did you mean 'answer'?")
 
 
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])

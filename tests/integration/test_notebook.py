@@ -177,13 +177,8 @@ def test_the_example_runs_from_first_to_last_cell(tmp_path: Path) -> None:
 
 
 CELLS = {
-    "oncurve.train('recipe.tmol')": "did you mean 'recipe.toml'?",
     "oncurve.train('recipe.toml', learning_rat=1e-6)": "did you mean 'learning_rate'?",
-    "oncurve.train(model='./modle', data='data.jsonl', reward='exact')": "did you mean 'model'?",
-    "oncurve.train(model='model', data='date.jsonl', reward='exact')": "did you mean 'data.jsonl'?",
     "oncurve.train(model='model', data='data.jsonl', reward=lambda completion, anser: 1.0)": "needs 'anser'",
-    "oncurve.train('recipe.toml', preset='dr-grpo')": "did you mean 'dr_grpo'?",
-    "oncurve.train('recipe.toml', settings={'kl.coeff': 1})": "did you mean 'coef'?",
     "oncurve.resume('nowhere')": "nowhere is not a folder",
 }
 

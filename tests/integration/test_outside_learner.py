@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fakes.project import lay_out, oncurve
 from oncurve import durable
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -15,7 +14,6 @@ from pathlib import Path
 
 from logged import Logged, LoggedLearner
 from oncurve.learner import LearnerSettings
-from oncurve.components import Component
 
 
 class Breaking(LoggedLearner):
@@ -42,30 +40,23 @@ class Lame(Logged):
 
 class Unbuilt(LearnerSettings):
     pass
-
-
-class Foreign(Component):
-    pass
 """
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    lay_out(tmp_path)
+def project(project: Path) -> Path:
     (shown,) = re.findall(r"```python\n(# logged\.py\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    (tmp_path / "logged.py").write_text(shown)
-    (tmp_path / "variants.py").write_text(VARIANTS)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (project / "logged.py").write_text(shown)
+    (project / "variants.py").write_text(VARIANTS)
+    return project
 
 
-def test_a_run_with_it_that_broke_off_ends_as_one_with_the_local_learner(project, monkeypatch, capfd):
+def test_a_run_with_it_that_broke_off_ends_as_one_with_the_local_learner(project, command):
     settings = ["learner.learning_rate=1e-3", "checkpoint.every=1"]
-    local = oncurve(["train", "recipe.toml", *settings, "--out", "local"], monkeypatch, capfd)
+    local = command("train", "recipe.toml", *settings, "--out", "local")
     assert local.code == 0, local.err
     (project / "break").touch()
-    command = ["train", "recipe.toml", "learner.kind=variants.py:Breaks", *settings, "--out", "run"]
-    broken = oncurve(command, monkeypatch, capfd)
+    broken = command("train", "recipe.toml", "learner.kind=variants.py:Breaks", *settings, "--out", "run")
     assert broken.code == 1
     assert "RuntimeError: no more" in broken.err
     assert "The learner is Breaks, not the built-in one" in broken.out + broken.err
@@ -73,7 +64,7 @@ def test_a_run_with_it_that_broke_off_ends_as_one_with_the_local_learner(project
     assert (project / "closed").exists()
     assert [number for number, _ in durable.numbered(project / "run" / "checkpoints")] == [1]
     (project / "break").unlink()
-    resumed = oncurve(["resume", "run"], monkeypatch, capfd)
+    resumed = command("resume", "run")
     assert resumed.code == 0, resumed.err
     model = "model/model.safetensors"
     assert (project / "local" / model).read_bytes() == (project / "run" / model).read_bytes()
@@ -88,22 +79,21 @@ def test_a_run_with_it_that_broke_off_ends_as_one_with_the_local_learner(project
     [
         ("Lame", "learner.kind: object lacks version and changes and weights"),
         ("Unbuilt", "learner.kind: Unbuilt must derive from oncurve.learner.LearnerConfig, or"),
-        ("Foreign", "learner.kind: Foreign must derive from oncurve.learner.LearnerConfig, or"),
     ],
 )
-def test_what_is_no_learner_is_refused(project, monkeypatch, capfd, kind, said):
-    refused = oncurve(["train", "recipe.toml", f"learner.kind=variants.py:{kind}", "--out", "run"], monkeypatch, capfd)
+def test_what_is_no_learner_is_refused(project, command, kind, said):
+    refused = command("train", "recipe.toml", f"learner.kind=variants.py:{kind}", "--out", "run")
     assert refused.code == 2
     assert said in refused.err
     assert not (project / "run").exists()
 
 
-def test_a_checkpoint_of_the_other_learner_is_refused_in_words(project, monkeypatch, capfd):
-    trained = oncurve(["train", "recipe.toml", "--out", "run"], monkeypatch, capfd)
+def test_a_checkpoint_of_the_other_learner_is_refused_in_words(project, command):
+    trained = command("train", "recipe.toml", "--out", "run")
     assert trained.code == 0, trained.err
     recipe = project / "run" / "config.toml"
     text = recipe.read_text().replace('[learner]\nkind = "local"', '[learner]\nkind = "../logged.py:Logged"')
     recipe.write_text(text.replace("steps = 3", "steps = 4"))
-    refused = oncurve(["resume", "run", "--changed", "--trust"], monkeypatch, capfd)
+    refused = command("resume", "run", "--changed", "--trust")
     assert refused.code == 1, refused.out
     assert "step-000003 lacks 'inner': a run with other settings wrote it" in refused.err

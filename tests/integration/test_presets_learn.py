@@ -6,7 +6,7 @@ import torch
 import oncurve
 from fakes.tiny_policy import VOCABULARY, TinyLM
 
-PRESETS = ["rloo", "reinforce_pp", "reinforce_pp_baseline", "gdpo", "maxrl", "opo", "passk", "dapo"]
+PRESETS = ["grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gdpo", "maxrl", "opo", "passk", "dapo"]
 
 
 def echoed(completion_ids: list[int], target: int) -> float:
@@ -17,10 +17,16 @@ def short(completion_ids: list[int]) -> float:
     return float(len(completion_ids) <= 2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_teaches_a_tiny_policy(preset: str) -> None:
-    model = TinyLM(width=24, seed=3)
+CASES = [
+    *(pytest.param(preset, {}, torch.float32, marks=[pytest.mark.slow] * (preset != "grpo")) for preset in PRESETS),
+    ("grpo", {"minibatches": 4}, torch.float32),
+    ("grpo", {}, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("preset", "learner", "dtype"), CASES)
+def test_a_preset_teaches_a_tiny_policy(preset: str, learner: dict[str, int], dtype: torch.dtype) -> None:
+    model = TinyLM(width=24, seed=3).to(dtype)
     for parameter in model.parameters():
         parameter.data.mul_(0.4)  # near uniform: every token is tried
     rewards: list[float] = []
@@ -33,7 +39,7 @@ def test_a_preset_teaches_a_tiny_policy(preset: str) -> None:
         settings={
             "rollout": {"group_size": 8, "max_new_tokens": 3},
             "data": {"prompts_per_step": VOCABULARY},
-            "learner": {"learning_rate": 0.02},
+            "learner": {"learning_rate": 0.02, **learner},
         },
         on_step=lambda result: rewards.append(result.metrics["rewards/echoed"]),
     )

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from oncurve.config.loading import load_config
-from oncurve.config.sentences.equation import explain
 from oncurve.demo.show import RECIPES
 from oncurve.report import read_run, write_report
 from oncurve.rollout.stopping import Detokenizer
@@ -60,9 +59,3 @@ def test_every_line_is_graded_among_all_lines_of_its_group(tmp_path: Path) -> No
     assert all(0 <= line["reward/step_mean"] <= 1 for line in record.metrics)
     write_report(out)
     assert '<span class="step ' in (out / "report.html").read_text(encoding="utf-8")
-
-
-def test_the_plan_and_the_equation_name_the_steps() -> None:
-    said = explain(load_config(PROCESS)[0])
-    assert "Σ_j r̃_ij over the steps j of completion i that end at token t or after it" in said
-    assert "(r_ij - mean R) / (std R + 1e-06), R the rewards of all steps in its group of G (ddof 1)" in said

@@ -1,8 +1,6 @@
 """`cluster.kind = "ray"` from the command line: the bits of `host`, whatever is killed, and what is refused."""
 
-import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,18 +16,19 @@ import psutil
 import pytest
 import torch
 
-from fakes.cluster_runs import compare, finish, start
-from fakes.project import lay_out, oncurve, refused
+from fakes.calls import Counted
+from fakes.killed_runs import compare, finish, kill_all, metrics_of, start, until_checkpoints
+from fakes.project import refused
 from fakes.tiny_policy import tiny_model
 from fakes.toy_cluster import toy_cluster
 from fakes.vllm_server import server_program
 from oncurve import durable
 from oncurve.base.errors import ConfigError
-from oncurve.cluster import RayCluster, RayFleet
+from oncurve.cluster import RayCluster
 from oncurve.models import LocalWeights
+from oncurve.processes.fleets import ProcessEnded, RayFleet, ray_fleet
 from oncurve.processes.fleets.devices import Gpus
 from oncurve.rollout import InProcessEngine, Sampling
-from oncurve.run.directory.identity import compare as compare_settings
 from oncurve.types import Prompt
 
 ray_is_here = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
@@ -45,47 +44,23 @@ RAY = ["cluster.kind=ray", *SETTINGS]
 HOST = ["cluster.kind=host", *SETTINGS]
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    lay_out(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def metrics_of(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-def until_checkpoints(process: "subprocess.Popen[str]", out: Path, count: int) -> None:
-    deadline = time.monotonic() + 150
-    while len(durable.numbered(out / "checkpoints")) < count:
-        assert process.poll() is None, process.communicate(timeout=10)
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @ray_is_here
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         (["cluster.address=127.0.0.1:1"], ["cluster.address", "no Ray answers at 127.0.0.1:1", "ray start --head"]),
-        (
-            ["cluster.address=127.0.0.1:1", "cluster.learner_ranks=1", "cluster.rollout_workers=1"],
-            ["no Ray answers at 127.0.0.1:1"],
-        ),
         (["cluster.mixed=true"], ["cluster.mixed", "raise cluster.rollout_workers"]),
         (["cluster.address=ray://head:10001"], ["cluster.address", "host:port", "without ray://"]),
         (["cluster.address=127.0.0.1:65537"], ["cluster.address", "no port that there is"]),
     ],
 )
-def test_an_address_at_which_there_is_no_ray_is_refused(project, monkeypatch, capfd, settings, words) -> None:
-    arguments = ["train", "recipe.toml", *RAY, "cluster.learner_ranks=2", *settings, "--out", "out"]
-    refused(oncurve(arguments, monkeypatch, capfd), *words)
+def test_an_address_at_which_there_is_no_ray_is_refused(command, settings, words) -> None:
+    refused(command("train", "recipe.toml", *RAY, "cluster.learner_ranks=2", *settings, "--out", "out"), *words)
 
 
-def test_where_ray_is_not_installed_the_command_to_install_it_is_said(project, monkeypatch, capfd) -> None:
+def test_where_ray_is_not_installed_the_command_to_install_it_is_said(command, monkeypatch) -> None:
     monkeypatch.setattr("oncurve.cluster.ray_cluster.find_spec", lambda name: None)
-    said = oncurve(["train", "recipe.toml", *RAY, "--out", "out"], monkeypatch, capfd)
+    said = command("train", "recipe.toml", *RAY, "--out", "out")
     refused(said, "cluster.kind", "pip install 'oncurve[cluster]'")
 
 
@@ -115,25 +90,6 @@ def test_a_run_on_ray_is_the_run_of_one_process(project: Path, weights: str) -> 
 
 @ray_is_here
 @pytest.mark.slow
-def test_a_run_on_ray_that_is_killed_leaves_no_process_and_goes_on_without_ray(project: Path) -> None:
-    steps = 6
-    finish("train", "recipe.toml", *HOST, f"run.steps={steps}", "--out", "one")
-    process = start("train", "recipe.toml", *RAY, f"run.steps={steps}", "cluster.rollout_workers=1", "--out", "two")
-    until_checkpoints(process, project / "two", 2)
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert any("raylet" in child.name() for child in children)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
-    _, alive = psutil.wait_procs(children, timeout=90)
-    assert alive == []
-    said = finish("resume", "two", "cluster.kind=host", "cluster.learner_ranks=2")
-    assert "exact" in said
-    assert "not exact" not in said
-    compare(project / "one", project / "two", steps)
-
-
-@ray_is_here
-@pytest.mark.slow
 def test_a_ray_of_the_run_alone_is_reached_from_this_machine_alone(project: Path) -> None:
     more = ["cluster.rollout_workers=2", "cluster.learner_ranks=2", "run.steps=400"]
     process = start("train", "recipe.toml", *RAY, *more, "--out", "two")
@@ -155,26 +111,26 @@ def test_a_ray_of_the_run_alone_is_reached_from_this_machine_alone(project: Path
 
 @ray_is_here
 @pytest.mark.slow
-@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize(("lag", "last"), [(0, "host"), (2, "ray")])
 def test_a_run_that_is_killed_on_host_and_on_ray_goes_on_with_other_processes_to_the_same_bits(
-    project: Path, lag: int
+    project: Path, lag: int, last: str
 ) -> None:
+    """No process of a killed run is left, nor one of its Ray."""
     same = [*SETTINGS, f"cluster.lag={lag}", "run.steps=9"]
     finish("train", "recipe.toml", "cluster.kind=host", *same, "--out", "one")
-    processes = ["cluster.kind=host", "cluster.rollout_workers=1", "cluster.learner_ranks=2"]
-    arguments = ["train", "recipe.toml", *same, *processes, "--out", "two"]
-    for count, (workers, ranks) in ((2, (2, 2)), (4, (1, 3))):
-        process = start(*arguments)
+    begin = ["train", "recipe.toml", *same, "--out", "two"]
+    for kind, workers, ranks, count in (("host", 1, 2, 2), ("ray", 2, 2, 4), (last, 1, 3, 0)):
+        processes = [f"cluster.kind={kind}", f"cluster.rollout_workers={workers}", f"cluster.learner_ranks={ranks}"]
+        if not count:
+            said = finish(*begin, *processes)
+            break
+        process = start(*begin, *processes)
         until_checkpoints(process, project / "two", count)
         children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
-        _, alive = psutil.wait_procs(children, timeout=90)
-        assert alive == []
-        processes = ["cluster.kind=ray", f"cluster.rollout_workers={workers}", f"cluster.learner_ranks={ranks}"]
-        arguments = ["resume", "two", *processes]
-    said = finish(*arguments)
-    assert "of a Ray cluster" in said
+        assert any("raylet" in child.name() for child in children) == (kind == "ray")
+        kill_all(process)
+        begin = ["resume", "two"]
+    assert ("of a Ray cluster" in said) == (last == "ray")
     assert "exact: the run goes on to the same numbers" in said
     compare(project / "one", project / "two", 9)
 
@@ -275,27 +231,38 @@ def run_of_other_versions(name: str, value: str, *arguments: str) -> "subprocess
     code = f"""
 import sys
 from oncurve import cli
-from oncurve.processes.fleets import kept
-true = kept._versions
-kept._versions = lambda: true() | {{{name!r}: {value!r}}}
+from oncurve.processes.fleets import recipe
+true = recipe._versions
+recipe._versions = lambda: true() | {{{name!r}: {value!r}}}
 sys.argv = ["oncurve", *{list(arguments)!r}]
 sys.exit(cli.main())
 """
     return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=240)
 
 
+MIXED = ["cluster.mixed=true", "cluster.rollout_workers=1", "cluster.learner_ranks=2"]
+
+
 @ray_is_here
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "value"), [("torch", "2.99.0"), ("kernels for", "ZVECTOR")])
-def test_a_worker_of_another_torch_or_other_kernels_is_refused_with_both_in_the_message(
-    project: Path, name: str, value: str
+@pytest.mark.parametrize(
+    ("name", "value", "more"),
+    [
+        ("torch", "2.99.0", ["cluster.rollout_workers=1"]),
+        ("kernels for", "ZVECTOR", ["cluster.rollout_workers=1"]),
+        ("torch", "2.99.0", MIXED),  # for workers; ranks must be alike
+    ],
+)
+def test_processes_of_another_torch_or_other_kernels_are_refused_with_both_in_the_message(
+    project: Path, name: str, value: str, more: list[str]
 ) -> None:
     here = torch.__version__ if name == "torch" else torch.backends.cpu.get_cpu_capability()
-    run = run_of_other_versions(name, value, "train", "recipe.toml", *RAY, "cluster.rollout_workers=1", "--out", "out")
+    run = run_of_other_versions(name, value, "train", "recipe.toml", *RAY, *more, "--out", "out")
     assert run.returncode != 0
     assert f"has {name} {here}, and the run has {value}: their bits may differ" in run.stderr
-    assert "use the same version there" in run.stderr
-    assert "cluster.mixed=true" in run.stderr
+    if more is not MIXED:
+        assert "use the same version there" in run.stderr
+        assert "cluster.mixed=true" in run.stderr
     assert "Traceback" not in run.stderr
 
 
@@ -320,77 +287,6 @@ def test_ranks_of_another_torch_are_refused_also_where_workers_are_not(project: 
     run = run_of_other_versions("torch", "2.99.0", "train", "recipe.toml", *both)
     assert run.returncode != 0
     assert f"has torch {torch.__version__}, and the run has 2.99.0: their bits may differ" in run.stderr
-
-
-@ray_is_here
-@pytest.mark.slow
-def test_places_without_a_machine_wait_and_a_machine_that_dies_is_named() -> None:
-    """In a process of its own: one process is connected to one Ray."""
-    with toy_cluster(2) as toy:
-        code = f"""
-import sys, time
-sys.path[:0] = {sys.path!r}
-from fakes.calls import Counted
-from oncurve.cluster import Ended, RayFleet
-from oncurve.processes.fleets import ray_fleet
-ray_fleet.ROOM_SECONDS = 5.0
-fleet = RayFleet(Counted, 3, 20.0, {toy.address!r})
-def until(count):
-    deadline = time.monotonic() + 90
-    while len(fleet.up()) < count and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert len(fleet.up()) == count, fleet.up()
-until(2)
-time.sleep(5.0)
-assert len(fleet.settled(60.0)) == 2, fleet.up()
-print("two", flush=True)
-input()
-until(3)
-print("three", flush=True)
-input()
-began, events = time.monotonic(), []
-while not events and time.monotonic() - began < 60:
-    events = fleet.wait(1.0)
-print(events, flush=True)
-assert isinstance(events[0], Ended), events
-assert any(words in events[0].cause for words in ("its machine", "the connection to the process")), events
-living = fleet.settled(1.0)
-assert len(living) == 2, living
-number = fleet.call(living[0], "add", b"")
-assert fleet.wait(10.0)[0].value == 1
-fleet.close()
-print("closed", flush=True)
-"""
-        program = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert program.stdout is not None
-        assert program.stdin is not None
-        try:
-            assert program.stdout.readline() == "two\n"
-            toy.tell("add")
-            program.stdin.write("\n")
-            program.stdin.flush()
-            assert program.stdout.readline() == "three\n"
-            toy.tell("remove 2")
-            said, _ = program.communicate("\n", timeout=90)
-            assert program.returncode == 0, said
-            assert "closed" in said
-        finally:
-            program.kill()
-            program.wait(10)
-
-
-def test_a_resume_may_change_host_to_ray_and_back_and_nothing_else_of_the_kind() -> None:
-    for was, now, refused_lines in (
-        ("host", "ray", 0),
-        ("ray", "host", 0),
-        ("none", "ray", 1),
-        ("host", "none", 1),
-        ("host", None, 1),
-    ):
-        before, after = ({"settings": {"cluster.kind": kind}, "files": {}} for kind in (was, now))
-        assert len(compare_settings(before, after).refused) == refused_lines, (was, now)
 
 
 def servers_of(project: Path) -> list[psutil.Process]:
@@ -440,10 +336,34 @@ class Seeing:
 
 @ray_is_here
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["gpus_for_each", "sampled_on_gpus", "a_ray_of_its_own_first"])
+@pytest.mark.parametrize("part", ["machines_come_and_go", "gpus_for_each", "sampled_on_gpus", "a_ray_of_its_own_first"])
 def test_ray_in_a_process_that_has_had_no_other_ray(part: str) -> None:
     code = f"from integration.test_ray_runs import {part}; {part}()"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=True, timeout=400)
+
+
+def machines_come_and_go() -> None:
+    """Places without a machine wait, and a machine that dies is named."""
+    ray_fleet.ROOM_SECONDS = 5.0
+    with toy_cluster(2) as toy, RayFleet(Counted, 3, 20.0, toy.address) as fleet:
+        for order, count in (("", 2), ("add", 3)):
+            if order:
+                toy.tell(order)
+            deadline = time.monotonic() + 90
+            while len(fleet.up()) < count and time.monotonic() < deadline:
+                time.sleep(0.1)
+            time.sleep(0 if order else 5.0)
+            assert len(fleet.settled(60.0)) == count, fleet.up()
+        toy.tell("remove 2")
+        deadline, events = time.monotonic() + 60, list[Any]()
+        while not events and time.monotonic() < deadline:
+            events = fleet.wait(1.0)
+        assert isinstance(events[0], ProcessEnded), events
+        assert any(words in events[0].cause for words in ("its machine", "the connection to the process")), events
+        living = fleet.settled(1.0)
+        assert len(living) == 2, living
+        fleet.call(living[0], "add", b"")
+        assert fleet.wait(10.0)[0].value == 1
 
 
 def gpus_for_each() -> None:

@@ -7,23 +7,16 @@ import psutil
 import pytest
 
 import oncurve
-from fakes.project import lay_out
 from oncurve import durable
 from oncurve.base.errors import LostStateError
 
 SETTINGS = {"checkpoint": {"every": 1, "keep": 10}, "kl": {"coef": 0.05}}
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(lay_out(tmp_path))
-    return tmp_path
-
-
 def of_clusters() -> list[psutil.Process]:
     """The nurseries that this process has, and what they have forked."""
     found = psutil.Process().children(recursive=True)
-    return [each for each in found if each.is_running() and "cluster.fleets" in " ".join(each.cmdline())]
+    return [each for each in found if each.is_running() and "processes.fleets" in " ".join(each.cmdline())]
 
 
 def used(run: oncurve.TrainedRun, folder: str) -> tuple[Any, ...]:

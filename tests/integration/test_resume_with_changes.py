@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import oncurve
-from fakes.killed_runs import KILLER, command as process
-from fakes.project import Said, lay_out, oncurve as run_command
+from fakes.killed_runs import finish, killed_at
+from fakes.project import Said, lay_out
 from oncurve.run import resume_any
 
 Command = Callable[..., Said]
@@ -30,17 +30,19 @@ def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(laid_out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """The command, in the project; `run` is a copy of `short`."""
-    monkeypatch.chdir(laid_out)
+def site(laid_out: Path) -> Path:
+    """The project itself; `run` is a copy of `short`."""
     for name in ("run", "other"):
-        shutil.rmtree(name, ignore_errors=True)
-    shutil.copytree("short", "run")
-    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
+        shutil.rmtree(laid_out / name, ignore_errors=True)
+    return shutil.copytree(laid_out / "short", laid_out / "run").parent
 
 
 def weights(out: str, step: int) -> bytes:
     return Path(out, f"checkpoints/step-{step:06d}/learner.safetensors").read_bytes()
+
+
+def files(out: str) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in Path(out).rglob("*") if path.is_file()}
 
 
 def settings(path: str) -> tuple[int, float]:
@@ -90,10 +92,9 @@ def test_a_changed_run_that_is_stopped_goes_on_to_the_same_bits(command: Command
 def test_a_changed_run_that_is_killed_goes_on_to_the_same_bits(command: Command) -> None:
     assert command("resume", "run", "run.steps=5", RATE, "checkpoint.every=1").code == 0
     shutil.copytree("short", "other")
-    arguments = ["resume", "other", "run.steps=5", RATE, "checkpoint.every=1"]
-    place = ("oncurve.learner.optimizer.update", "MasterAdamW", "gradient_norm", "2")
-    assert process([*place, *arguments], "-c", KILLER).returncode == -signal.SIGKILL
-    assert process(["resume", "other"]).returncode == 0
+    place = ("oncurve.learner.optimizer.update", "MasterAdamW", "gradient_norm", 2)
+    killed_at(place, "resume", "other", "run.steps=5", RATE, "checkpoint.every=1")
+    finish("resume", "other")
     assert weights("run", 5) == weights("other", 5)
 
 
@@ -113,18 +114,18 @@ REFUSED = {
 def test_what_cannot_change_is_refused_by_name_before_anything_is_loaded(
     command: Command, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    before = files("run")
     monkeypatch.setattr("oncurve.models.loading.weights.ModelConfig.build", lambda *_: pytest.fail("loaded"))
     said = command("resume", "run", word)
     assert (said.code, REFUSED[word] in said.err, "Traceback" in said.err) == (2, True, False), said.err
-    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+    assert files("run") == before
 
 
 def test_a_change_that_cannot_be_begun_leaves_the_run_as_it_was(command: Command) -> None:
-    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    before = files("run")
     said = command("resume", "run", "run.steps=4", "rollout.max_new_tokens=100000", RATE)
     assert (said.code, "rollout.max_new_tokens" in said.err) == (2, True), said.err
-    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+    assert files("run") == before
 
 
 def test_one_command_begins_continues_and_leaves_a_finished_run(command: Command) -> None:
@@ -135,9 +136,9 @@ def test_one_command_begins_continues_and_leaves_a_finished_run(command: Command
     shutil.rmtree("other/checkpoints/step-000002")
     assert "other: 0 of 2 steps are done" in command(*words).out  # it was killed before its first checkpoint
     assert weights("other", 2) == weights("short", 2)
-    before = {path: path.read_bytes() for path in Path("other").rglob("*") if path.is_file()}
+    before = files("other")
     assert "other is finished: all 2 steps are done" in command(*words).out
-    assert {path: path.read_bytes() for path in Path("other").rglob("*") if path.is_file()} == before
+    assert files("other") == before
     assert "run.seed: cannot change in a resume" in command(*words, "run.seed=1").err
     assert "with run.steps = 3 (was 2)" in command(*words[:-1], "run.steps=3").out
     assert command("train", "recipe.toml", "--resume-if-there").err.startswith("oncurve: --resume-if-there: name")

@@ -1,6 +1,5 @@
 """`oncurve reward-model label`: a policy's own samples, labelled, as files that a reward model is trained on."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,31 +90,3 @@ def test_continuations_label_steps_for_a_verifier_of_answers(label: Label, recip
         assert isinstance(example, LabelledSteps)
         assert all(label in (0.0, 1 / 3, 2 / 3, 1.0) for label in example.labels)
         assert example.labels[-1] == float(is_correct(example.completion, read_question(str(example.prompt)).answer))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--verifier", "nobody"], "--verifier: there is no reward 'nobody'; they are: task_steps, task"),
-        ([], "--verifier: which of the rewards is the verifier? They are: task_steps, task"),
-        (["--kind", "stairs"], '--kind: expected "preferences" or "steps"'),
-    ],
-)
-def test_what_cannot_be_is_refused_and_nothing_is_written(
-    label: Label, recipe: str, tmp_path: Path, words: list[str], said: str
-) -> None:
-    out = tmp_path / "pairs.jsonl"
-    done = label([recipe, *words, "--prompts", "2", "--out", str(out)])
-    assert done.code == 2
-    assert said in done.err
-    assert "Traceback" not in done.err
-    assert not out.exists()
-
-
-def test_a_file_that_is_there_is_not_overwritten(label: Label, recipe: str, tmp_path: Path) -> None:
-    out = tmp_path / "pairs.jsonl"
-    out.write_text(json.dumps({"chosen": "a", "rejected": "b"}) + "\n")
-    done = label([recipe, "--verifier", "task", "--out", str(out)])
-    assert done.code == 2
-    assert "exists and is not overwritten" in done.err
-    assert json.loads(out.read_text()) == {"chosen": "a", "rejected": "b"}

@@ -15,7 +15,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 from fakes.classifiers import lay_down
-from fakes.project import Said, oncurve
+from fakes.killed_runs import killed_at
+from fakes.project import Said, refused
 from fakes.reward_examples import DATA, UPDATES, write_examples
 from fakes.tolerance import about
 from oncurve import durable
@@ -26,25 +27,6 @@ from oncurve.run.commands.reward_models import load_reward_recipe, train_reward_
 
 Command = Callable[..., Said]
 kinds = pytest.mark.parametrize("kind", DATA)
-
-KILLED = """
-import os, signal, sys
-from oncurve import cli, durable
-from oncurve.reward_models.learner import RewardLearner
-
-place, count = sys.argv.pop(1), int(sys.argv.pop(1))
-home = {"update": RewardLearner, "save": RewardLearner, "_move_into_place": durable.directory, "prune": durable}[place]
-before, calls = getattr(home, place), [0]
-
-def killing(*arguments, **named):
-    calls[0] += 1
-    if calls[0] == count:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return before(*arguments, **named)
-
-setattr(home, place, killing)
-cli.main()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +39,8 @@ def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(laid_out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(laid_out)
-    monkeypatch.setattr("oncurve.models.loading.hub.reachable", lambda: False)
-    return lambda *arguments: oncurve(arguments, monkeypatch, capfd)
+def site(laid_out: Path) -> Path:
+    return laid_out
 
 
 def lines_of(out: Path) -> list[dict[str, float]]:
@@ -133,43 +113,20 @@ def test_its_own_configuration_is_a_recipe(command: Command) -> None:
     assert equals_whole(Path("again"), "outcome")
 
 
-def refused(said: Said, *words: str) -> None:
-    assert said.code == 2, said
-    assert said.err.startswith("oncurve: "), said.err
-    assert "Traceback" not in said.err + said.out
-    for word in words:
-        assert word in said.err
-    assert not Path("out").exists()
-    assert not Path("runs").exists()
-
-
 SETTINGS = {
     "data.kind=steps": ('data.kind = "steps" teaches a model of kind = "process"',),
     "reward_model.kind=process": ('data.kind = "preferences" teaches a model of kind = "outcome"',),
-    "reward_model.kind=none": ("reward_model.kind", "outcome", "process"),
-    "reward_model.kind=outcom": ("did you mean 'outcome'?",),
     "reward_model.path=": ("reward_model.path: missing; name a language model's",),
-    "reward_model.path=./nowhere": ("nowhere: no such directory",),
     "reward_model.path=steps": ("is a token classifier: a reward model of steps, and not of outcomes",),
     "reward_model.path=bare": ("bare has no config.json",),
-    "reward_model.learning_rat=1": ("reward_model.learning_rat: unknown key", "did you mean 'learning_rate'?"),
-    "reward_model.batch_size=0": ("reward_model.batch_size: should be greater than or equal to 1",),
-    "reward_model.dtype=float16": ("reward_model.dtype",),
     "reward_model.max_length=3": ("none of 18 examples fits: tiny reads 3 tokens; take a model that reads more",),
-    "data.path=": ("data.path: missing; name a JSONL file",),
     "data.path=preference.jsonl": ("data.path: there is no file", "did you mean 'preferences.jsonl'?"),
     "data.path=steps.jsonl": ("steps.jsonl line 1: there is no column 'chosen'",),
     "data.path=wrong.jsonl": ("wrong.jsonl line 2: rejected: expected a text, or chat messages, got 5",),
     "data.path=chat.jsonl": ("tiny has no chat template",),
-    "data.prompt_column=question": ("preferences.jsonl line 1: there is no column 'question'",),
-    "data.eval_fraction=1": ("data.eval_fraction: should be less than 1",),
     "data.eval_fraction=0.99": ("no example is left to train on; lower data.eval_fraction",),
-    "data.eval_path=held.jsonl": ("data.eval_path: there is no file",),
     "rewards=[{kind='math'}]": ("rewards: unknown section",),
-    "run.steps=3": ("run.steps: unknown key",),
-    "checkpoint.keep=0": ("checkpoint.keep",),
     "batch_size=3": ("did you mean reward_model.batch_size?",),
-    "reward_model.batch_size": ("expected section.key=value",),
 }
 
 
@@ -227,34 +184,21 @@ def test_a_signal_ends_it_after_its_update_and_it_goes_on_exactly(
     assert equals_whole(out, kind)
 
 
-def killed(folder: Path, out: Path, kind: str, place: str, count: int) -> None:
-    """A training that is killed when `place` is called for the `count`th time."""
-    arguments = [place, str(count), "reward-model", "train", f"{kind}.toml", "--out", str(out)]
-    process = subprocess.run(
-        [sys.executable, "-c", KILLED, *arguments], cwd=folder, capture_output=True, timeout=300, check=False
-    )
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()[-3000:]
-
-
-@pytest.mark.slow
-def test_a_killed_training_goes_on_to_the_same_bytes(laid_out: Path, command: Command) -> None:
-    out = Path("killed")
-    killed(laid_out, out, "outcome", "update", 6)
-    assert checkpoints(out) == [2, 4]
-    assert len(lines_of(out)) == 5
-    said = command("resume", str(out))
-    assert (said.code, f"4 of {UPDATES} updates are done" in said.out) == (0, True)
-    assert equals_whole(out, "outcome")
+LEARNER = ("oncurve.reward_models.learner", "RewardLearner")
+KILLS = [
+    *((*LEARNER, "update", count) for count in (1, 6, 8)),
+    (*LEARNER, "save", 1),
+    ("oncurve.durable.directory", "", "_move_into_place", 2),
+    ("oncurve.durable", "", "prune", 2),
+]
 
 
 @pytest.mark.slow
 @kinds
-@pytest.mark.parametrize(
-    ("place", "count"), [("update", 1), ("update", 8), ("_move_into_place", 2), ("prune", 2), ("save", 1)]
-)
-def test_it_may_be_killed_anywhere(laid_out: Path, command: Command, kind: str, place: str, count: int) -> None:
-    out = Path(f"killed-{kind}-{place}-{count}")
-    killed(laid_out, out, kind, place, count)
+@pytest.mark.parametrize("place", KILLS, ids=lambda place: f"{place[2]}-{place[3]}")
+def test_it_may_be_killed_anywhere(command: Command, kind: str, place: tuple[str, str, str, int]) -> None:
+    out = Path(f"killed-{kind}-{place[2]}-{place[3]}")
+    killed_at(place, "reward-model", "train", f"{kind}.toml", "--out", str(out))
     said = command("resume", str(out))
     assert said.code == 0, said.err
     assert equals_whole(out, kind)

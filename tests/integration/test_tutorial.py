@@ -57,12 +57,3 @@ def test_every_command_of_the_tutorial_runs_in_its_order(tmp_path, monkeypatch, 
             ran.append(line.split()[1])
     assert {"demo", "train", "doctor", "resume", "eval", "plan", "config"} <= set(ran)
     assert (tmp_path / "runs" / "sums" / "model" / "config.json").is_file()
-
-
-def test_the_five_exercises_change_one_thing_each() -> None:
-    exercises = PAGE.partition("## Five exercises")[2]
-    titles = re.findall(r"^### \d\. ", exercises, re.MULTILINE)
-    lines = re.findall(r"^oncurve train exercise\.toml (.*)$", exercises, re.MULTILINE)
-    assert len(titles) == 5
-    assert len(lines) == 6
-    assert exercises.count("*Seen:*") == 6

@@ -7,19 +7,17 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from fakes.cluster_runs import finish, start
+from fakes.killed_runs import finish, metrics_of, start
 from fakes.project import lay_out, words_tokenizer
 from fakes.tolerance import about
-from fakes.vllm_server import documented, free_port, server_program, started, tiny_llama
+from fakes.vllm_server import server_program, tiny_llama
 from oncurve import durable
-from oncurve.cluster.vllm.server import VllmServer
 from oncurve.models import save
 
 pytestmark = pytest.mark.slow
@@ -71,11 +69,6 @@ def until(true: Callable[[], bool], seconds: float = SECONDS) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def metrics_of(out: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "policy/loss" in line]
 
 
 def logprobs_of(folder: Path, prompt: list[int], ids: list[int]) -> torch.Tensor:
@@ -157,16 +150,6 @@ def test_with_a_lag_a_server_samples_from_earlier_weights_and_the_correction_app
 def test_an_adapter_is_merged_into_the_weights_that_a_server_gets(project: Path) -> None:
     check_run(project, train("lora.rank=4"))
     assert all(line["policy/mismatch"] < 1e-4 for line in metrics_of(project / "out"))
-
-
-def test_a_run_uses_a_server_that_was_started_by_the_documented_command(project: Path) -> None:
-    port = free_port()
-    command = f"{documented(project / 'model', port)} --dtype float32 {' '.join(ARGUMENTS)}"
-    with started(command, project / "server.log") as process:
-        address = f"http://127.0.0.1:{port}"
-        VllmServer(address).wait_until_ready(SECONDS)
-        check_run(project, train(f'cluster.vllm_addresses=["{address}"]'))
-        assert process.poll() is None
 
 
 @pytest.mark.skipif(REAL is not None, reason="a real server takes no orders")

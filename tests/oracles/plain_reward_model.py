@@ -49,13 +49,3 @@ def plain_step_loss(module: Any, tokenizer: Any, examples: Sequence[Any]) -> Ten
             if y is not None:
                 losses.append(-(y * torch.log(p) + (1 - y) * torch.log(1 - p)))
     return sum(losses) / len(losses)
-
-
-def plain_updates(module: Any, losses: Sequence[Any], learning_rate: float) -> None:
-    """torch's AdamW, a step a loss (functions of nothing), the gradient clipped to norm 1."""
-    optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, weight_decay=0.0)
-    for loss in losses:
-        optimizer.zero_grad()
-        loss().backward()
-        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-        optimizer.step()

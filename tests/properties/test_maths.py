@@ -58,8 +58,6 @@ def loss_and_gradient(
     leaf = leaf.detach().clone().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
     for piece in pieces:
-        assert piece.values is not None
-        assert piece.token_weights is not None
         logprobs = leaf[piece.values.long()]
         stats = TokenStats(logprobs, entropy=logprobs.square(), full_kl=logprobs.exp())
         loss = (loss_of(stats, piece) * piece.token_weights).sum()
@@ -126,7 +124,6 @@ def test_minibatches_hold_every_group_once_and_are_balanced(seed: int, count: in
     sizes = [len(piece.prompts) for piece in pieces]
     assert max(sizes) - min(sizes) <= 1
     tokens = torch.cat([p.values[p.existing()] for p in pieces if p.values is not None])
-    assert batch.values is not None
     assert sorted(tokens.tolist()) == batch.values[batch.existing()].tolist()
     again = minibatches(batch, count, seed, step=3, pass_index=1)
     assert [p.rewards.tolist() for p in again] == [p.rewards.tolist() for p in pieces]
@@ -172,7 +169,6 @@ def test_advantages_are_centred_and_follow_their_rows(seed: int, scale: str, ddo
 def test_weights_are_zero_where_nothing_is_trained_and_add_up(seed: int, aggregation: str) -> None:
     batch = random_batch(seed, aggregation)
     weights = batch.token_weights
-    assert weights is not None
     assert weights[~batch.loss_mask].count_nonzero() == 0
     rows, tokens = int(batch.loss_mask.any(1).sum()), batch.token_count
     expected = {

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = {path.relative_to(ROOT / "src").as_posix(): path for path in sorted((ROOT / "src").rglob("*.py"))}
+SOURCES = {
+    path.relative_to(ROOT).as_posix(): path for room in ("src", "bench") for path in sorted((ROOT / room).rglob("*.py"))
+}
 FILE_CAP, FUNCTION_CAP, TRAINER_CAP = 400, 60, 250
 FORBIDDEN = {"eval", "exec", "pickle.load", "pickle.loads", "torch.load", "sympify", "parse_expr"}
 

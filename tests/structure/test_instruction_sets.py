@@ -1,11 +1,11 @@
 """The numbers of the tests hold on other processors too: under other instruction sets, as `make isa` has them all."""
 
-import importlib.util
 import platform
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from fakes.scripts import script
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = sorted(path.name for path in (ROOT / "tests/golden").glob("test_*.py") if path.stem != "test_answer_checkers")
@@ -17,22 +17,13 @@ SMALL = (
 )
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("instruction_sets", ROOT / "scripts" / "instruction_sets.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_every_place_that_is_named_is_there() -> None:
-    assert [place for place in (*script().ROOMS, *SMALL) if not (ROOT / place).exists()] == []
+    assert [place for place in (*script("instruction_sets").ROOMS, *SMALL) if not (ROOT / place).exists()] == []
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the instruction sets are those of x86-64")
 @pytest.mark.parametrize("name", ["plain", "avx2"])
 def test_the_sensitive_tests_pass_under_another_instruction_set(name: str) -> None:
-    done = script().run(name, SMALL)
+    done = script("instruction_sets").run(name, SMALL)
     assert done.returncode == 0, done.stdout

@@ -1,5 +1,6 @@
 """The project's words: names, comments and pages have the papers' and PyTorch's words, and none of the earlier ones."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import typer
 
+from oncurve import types
 from oncurve.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +69,23 @@ NAMES = {
 PAGE_NAMES = {r"[Ss]ee `\w+\.\w+": "a sentence, or a link"}
 """The same for the lines of pages."""
 
+OPENINGS = re.compile(
+    "(?:What|Whether|How|Why|Which|Where|When|Who|The same|Those|These|This|That|It|Its|They|Their|Our|One|None|"
+    r"Nothing|No|All|Both|Each|Every|Of|As|At|By|For|From|In|Inside|On|Under|With|Within|Without)\b"
+)
+"""First words of no docstring: questions, pronouns and prepositions."""
+NO_THIRD_PERSON = re.compile(r"[A-Z][a-z]*(?:ss|us|ias)|(?![A-Z][a-z]*s\b).*", re.DOTALL)
+"""First words that are no verb of the third person and no plural: `Pass`, `Return`, but not `Returns`."""
+MOST_WORDS = 30
+GRAMMAR = {
+    "a docstring begins with a question, a pronoun or a preposition": 386,
+    "a function's docstring begins with an article and not with a verb": 507,
+    "a function's docstring begins with a verb of the third person or a plural": 121,
+    "a docstring has `of which` or `by which`": 40,
+    "a sentence of a docstring has over 30 words": 108,
+}
+"""How many docstrings of the code may have each fault. The numbers only fall, until they are 0."""
+
 
 def plain(line: str) -> str:
     """A line in lower case, in which words of identifiers are words of the line: `JudgedBy`, `lay_out`, `roll-out`."""
@@ -91,6 +110,27 @@ def helps(command: Any, path: str = "oncurve") -> Iterator[tuple[str, str]]:
         yield from helps(below, f"{path} {name}")
 
 
+def faults(source: str) -> Iterator[tuple[str, int]]:
+    """Yield each fault of `GRAMMAR` that a docstring of a module has, with its line."""
+    opens, article, person, relative, long = GRAMMAR
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        said = ast.get_docstring(node) or ""
+        first = (said.split() or [""])[0].strip(",.:;")
+        noun = not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        noun = noun or any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+        sentences = re.split(r"(?<=[.:;])\s+|\n\n", said)
+        has = {
+            opens: OPENINGS.match(said) is not None,
+            article: not noun and first in ("A", "An", "The"),
+            person: not noun and not NO_THIRD_PERSON.fullmatch(first) and OPENINGS.match(said) is None,
+            relative: re.search(r"\b(of|by)\s+which\b", said) is not None,
+            long: any(len(sentence.split()) > MOST_WORDS for sentence in sentences),
+        }
+        yield from ((fault, getattr(node, "lineno", 1)) for fault, there in has.items() if there)
+
+
 def in_file(path: Path) -> Iterator[str]:
     """What stands in a file and should not, with the file's name."""
     where = path.relative_to(ROOT).as_posix()
@@ -101,6 +141,26 @@ def in_file(path: Path) -> Iterator[str]:
 
 def test_files_have_none_of_the_earlier_words() -> None:
     assert [line for path in FILES for line in in_file(path)] == []
+
+
+def test_docstrings_keep_to_the_grammar() -> None:
+    paths = [path for room in ("src", "scripts", "bench") for path in sorted((ROOT / room).rglob("*.py"))]
+    where: dict[str, list[str]] = {fault: [] for fault in GRAMMAR}
+    for path in paths:
+        for fault, line in faults(path.read_text(encoding="utf-8")):
+            where[fault].append(f"{path.relative_to(ROOT)}:{line}")
+    over = {fault: found for fault, found in where.items() if len(found) > GRAMMAR[fault]}
+    lines = [f"{fault}, {len(found)} times of at most {GRAMMAR[fault]}" for fault, found in over.items()]
+    assert not over, "\n".join([*lines, *(place for found in over.values() for place in found)])
+
+
+def test_a_fault_of_grammar_is_found() -> None:
+    sound = ("Return whether it is so.", "Pass it on.", "Yield each row. Raise ValueError where there is none.")
+    assert not [fault for said in sound for fault in faults(f'def f():\n    """{said}"""')]
+    said = ("What it is.", "The same.", "A row.", "Returns it.", "Return it, of which all is said.", "Go " + "on " * 30)
+    assert {fault for each in said for fault, _ in faults(f'def f():\n    """{each}"""')} == set(GRAMMAR)
+    noun = 'class A:\n    """A row."""\n\n    @property\n    def rows(self):\n        """The rows."""'
+    assert not list(faults(noun))
 
 
 def test_help_texts_have_none_of_the_earlier_words() -> None:
@@ -121,3 +181,21 @@ def test_an_earlier_word_is_found_in_names_and_in_prose() -> None:
     )
     assert all(list(found(line)) for line in lines)
     assert not list(found("whose whole body recommends: graded on a curve; the engine's weights lag behind; _layout()"))
+
+
+def test_both_glossaries_say_the_same() -> None:
+    _, _, rest = types.__doc__.partition("has the same one):\n\n")
+    found: dict[str, str] = {}
+    for line in rest.partition("\n\n")[0].splitlines():
+        word, _, meaning = line.strip().partition("  ")
+        if line.startswith(" " * 8):  # the line before goes on
+            last = next(reversed(found))
+            found[last] += " " + line.strip()
+        else:
+            found[word] = meaning.strip()
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition("## Words")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE))
+    rows.pop("word")
+    assert found == rows
+    assert len(found) > 15

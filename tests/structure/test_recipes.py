@@ -1,15 +1,13 @@
 """Every shipped recipe and preset loads; the configuration keeps its bounds; its page is current."""
 
-import importlib.util
 import re
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from fakes.scripts import script
 from oncurve.base.imports import locate, trusting
-from oncurve.components import Component
 from oncurve.config.layers import PRESETS, RECIPES, SUFFIXES, read_layers, shipped
 from oncurve.config.loading import load_config, to_toml
 from oncurve.config.rules.completeness import missing
@@ -53,47 +51,28 @@ SERVICE, SERVICE_CAP = {"model_judge", "host", "ray"}, 21
 have ranks, workers and what they wait for (decision 007)."""
 
 
-def page_maker() -> ModuleType:
-    script = ROOT / "scripts" / "make_configuration_doc.py"
-    spec = importlib.util.spec_from_file_location("make_configuration_doc", script)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("recipe", RUN_RECIPES, ids=lambda path: path.name)
 def test_every_recipe_loads_explains_and_survives_being_written(recipe: Path, tmp_path: Path) -> None:
     config, folder = load_config(recipe)
     assert folder == recipe.parent
     assert explain(config).startswith("J(θ) = ")
     assert not inert(config)
+    assert {line.split(":")[0] for line in missing(config)} <= {"model.path", "data.path", "reward_model.path"}
     assert not [line for line in plan(config) if line.startswith("note: ")]
     (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
     with trusting(given=True):  # the folder is no run that this user has made
         assert load_config(tmp_path)[0] == config
 
 
-@pytest.mark.parametrize("recipe", RUN_RECIPES, ids=lambda path: path.name)
-def test_a_recipe_is_complete_but_for_the_users_model_and_data(recipe: Path) -> None:
-    config, _ = load_config(recipe)
-    assert {line.split(":")[0] for line in missing(config)} <= {"model.path", "data.path", "reward_model.path"}
-
-
-@pytest.mark.parametrize("recipe", sorted(shipped(RECIPES).values()), ids=lambda path: path.name)
-def test_a_files_path_that_a_recipe_names_is_in_the_package(recipe: Path) -> None:
-    layers, _ = read_layers(recipe)
-    named = [value for layer in layers for path, value in layer.assignments if path[-1] == "path"]
-    assert all(Path(str(value)).exists() for value in named if not HUB_ID.fullmatch(str(value)))
-
-
-@pytest.mark.parametrize("recipe", sorted(shipped(RECIPES).values()), ids=lambda path: path.name)
-def test_a_recipe_begins_with_the_command_that_runs_it_by_its_name(recipe: Path) -> None:
-    (name,) = [name for name, file in shipped(RECIPES).items() if file == recipe]
+@pytest.mark.parametrize("name", sorted(shipped(RECIPES)))
+def test_a_recipe_begins_with_its_command_and_names_files_of_the_package(name: str) -> None:
+    recipe = shipped(RECIPES)[name]
     head = recipe.read_text(encoding="utf-8").partition("\n\n")[0].replace("#\n", "")
     assert re.search(rf"^#   oncurve (reward-model )?train {re.escape(name)} ", head, re.MULTILINE)
     assert all(each in shipped(RECIPES) for each in re.findall(r"oncurve (?:reward-model )?train (\S+)", head))
+    layers, _ = read_layers(recipe)
+    named = [str(value) for layer in layers for path, value in layer.assignments if path[-1] == "path"]
+    assert all(Path(value).exists() for value in named if not HUB_ID.fullmatch(value))
 
 
 @pytest.mark.parametrize("recipe", RUN_RECIPES, ids=lambda path: path.name)
@@ -136,15 +115,14 @@ def test_every_section_of_the_configuration_is_in_the_table() -> None:
     assert set(RunConfig.model_fields) == {*SECTIONS, "rewards"}
 
 
-def test_the_page_of_the_configuration_is_current(capsys: pytest.CaptureFixture[str]) -> None:
-    assert page_maker().main(["--check"]) == 0, capsys.readouterr().out
-
-
-@pytest.mark.parametrize("cls", [cls for kinds in ALL_KINDS for cls in kinds.values()], ids=lambda cls: cls.__name__)
-def test_a_string_under_every_field_says_what_it_means(cls: type[Component]) -> None:
-    meanings = page_maker().field_meanings(cls)
-    assert meanings.keys() >= cls.model_fields.keys()
-    assert all(said.endswith(".") for said in meanings.values())
+def test_a_string_under_every_field_says_what_it_means() -> None:
+    field_meanings = script("make_configuration_doc").field_meanings
+    wrong = []
+    for cls in {cls for kinds in ALL_KINDS for cls in kinds.values()}:
+        meanings = field_meanings(cls)
+        wrong += [f"{cls.__name__}.{name}" for name in cls.model_fields.keys() - meanings.keys()]
+        wrong += [f"{cls.__name__}.{name}" for name, said in meanings.items() if not said.endswith(".")]
+    assert wrong == []
 
 
 class Documented(KLPenalty):
@@ -161,11 +139,11 @@ class Undocumented(Documented):
 
 
 def test_a_field_without_a_string_is_refused_and_a_base_says_what_its_fields_mean() -> None:
-    meanings = page_maker().field_meanings(Documented)
+    meanings = script("make_configuration_doc").field_meanings(Documented)
     assert meanings["horizon"] == "Another meaning."
     assert meanings["coef"] == "β; at 0 there is no KL term, and no reference is needed."
     with pytest.raises(SystemExit, match=r"Undocumented: .* none: bare"):
-        page_maker().field_meanings(Undocumented)
+        script("make_configuration_doc").field_meanings(Undocumented)
 
 
 def test_presets_set_nothing_but_an_algorithms_own() -> None:

@@ -58,13 +58,13 @@ def public_functions(module: str) -> Iterator[tuple[str, ast.FunctionDef]]:
                 yield owner + function.name, function
 
 
-@pytest.mark.parametrize("module", list(modules()))
-def test_every_public_function_states_the_shapes_of_its_tensors(module: str) -> None:
-    for name, function in public_functions(module):
+def test_every_public_function_states_the_shapes_of_its_tensors() -> None:
+    bare = []
+    for module, (name, function) in ((room, found) for room in modules() for found in public_functions(room)):
         parameters = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-        bare = [parameter.arg for parameter in parameters if bare_tensors(parameter.annotation)]
-        bare += ["returns"] if bare_tensors(function.returns) else []
-        assert not bare, f'{module}.{name}: {bare} need Float[Tensor, "B T"]'
+        bare += [(module, name, each.arg) for each in parameters if bare_tensors(each.annotation)]
+        bare += [(module, name, "returns")] if bare_tensors(function.returns) else []
+    assert bare == [], 'they need Float[Tensor, "B T"]'
 
 
 def test_fields_of_the_batch_state_the_shape_that_their_axes_say() -> None:
@@ -114,15 +114,17 @@ def test_a_result_of_a_wrong_shape_is_refused_too(monkeypatch: pytest.MonkeyPatc
         TokenMean()(batch())
 
 
-@pytest.mark.parametrize("module", list(modules()))
-def test_every_function_of_the_rooms_is_checked(module: str) -> None:
-    loaded = importlib.import_module(f"oncurve.{module}")
-    for name, _ in public_functions(module):
+def test_every_function_of_the_rooms_is_checked() -> None:
+    wrong = []
+    for module, (name, _) in ((room, found) for room in modules() for found in public_functions(room)):
+        loaded = importlib.import_module(f"oncurve.{module}")
         owner, _, method = name.rpartition(".")
         found = vars(getattr(loaded, owner) if owner else loaded)[method]
         found = getattr(found, "fget", getattr(found, "__func__", found))  # of a property, of a class method
         stated = any("[Tensor, '" in str(hint) for hint in found.__annotations__.values())
-        assert (found.__code__.co_name == "within") == stated, f"{module}.{name}"
+        if (found.__code__.co_name == "within") != stated:
+            wrong.append(f"{module}.{name}")
+    assert wrong == []
 
 
 def test_outside_the_tests_nothing_is_checked_and_nothing_more_is_imported() -> None:

@@ -1,12 +1,17 @@
 """Groups to tensors, and the pieces of a batch."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from oncurve.batching import collate, concat, micro_batches, minibatches, select_groups, select_rows
-from oncurve.types import Completion, Ending, Group, Prompt, Score, TrainBatch
+from oncurve.trainer import Recorder, TrainerState
+from oncurve.types import Completion, Ending, Group, Prompt, Score, TrainBatch, axes_of
 
 
 def completion(ids: tuple[int, ...], index: int = 0, ended: Ending = "eos") -> Completion:
@@ -18,23 +23,6 @@ def group(prompt: tuple[int, ...], *completions: tuple[int, ...], scores: tuple[
         Prompt(0, "", prompt),
         tuple(completion(ids, index) for index, ids in enumerate(completions)),
         tuple(Score(float(index)) for index in range(len(completions))) if scores is None else scores,
-    )
-
-
-def three_groups() -> TrainBatch:
-    """Lengths [2, 3], [1, 1], [4, 2]; prompts of 4, 1 and 2 tokens; stats and hidden states that number tokens."""
-    batch = collate(
-        [
-            group((5, 9, 5, 3), (6, 2), (7, 7, 7)),
-            group((1,), (2,), (0,)),
-            group((1, 2), (1, 1, 1, 1), (3, 0)),
-        ]
-    )
-    numbers = torch.arange(batch.completion_ids.numel()).reshape(batch.completion_ids.shape)
-    return batch.having(
-        old_logprobs=-numbers.double(),
-        token_weights=numbers.double(),
-        ref_hidden=torch.arange(int(batch.lengths.sum())).double()[:, None].expand(-1, 2),
     )
 
 
@@ -50,7 +38,6 @@ def test_the_worked_example_of_the_types() -> None:
     assert batch.valid.tolist() == [True, True]
     assert batch.rewards.tolist() == [1.0, 0.0]
     assert batch.rewards.dtype == torch.float64
-    assert batch.rollout_logprobs is not None
     assert batch.rollout_logprobs[1].tolist() == [-0.1, -0.2, -0.1 * 3]
 
 
@@ -62,7 +49,6 @@ def test_tokens_that_the_policy_did_not_write_are_not_trained() -> None:
     assert batch.loss_mask.int().tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 0], [1, 1, 0]]
     assert batch.token_count == 4
     assert batch.existing().sum(1).tolist() == [3, 1, 3, 2]
-    assert batch.token_rewards is not None
     assert batch.token_rewards.sum(1).tolist() == batch.rewards.tolist() == [1.0, 0.0, 0.0, 0.5]
 
 
@@ -71,11 +57,6 @@ def test_as_many_entries_of_trained_as_tokens_or_an_error(trained: tuple[bool, .
     odd = replace(completion((7, 8, 9)), trained=trained)
     with pytest.raises(ValueError, match=rf"the group of prompt 0: 3 tokens but {len(trained)} entries in `trained`"):
         collate([Group(Prompt(0, "", (1,)), (odd,), (Score(1.0),))])
-
-
-def test_an_end_token_that_equals_the_padding_is_trained() -> None:
-    batch = collate([group((1,), (4, 0), (4, 4, 0))])
-    assert batch.loss_mask.sum(1).tolist() == [2, 3]
 
 
 def test_completions_without_a_valid_score_are_not_trained_and_have_reward_zero() -> None:
@@ -94,18 +75,9 @@ def test_truncated_completions_can_be_left_out_of_the_loss_but_stay_in_the_stati
     assert batch.valid.tolist() == [True, True]
 
 
-def test_padding_to_a_given_length() -> None:
-    assert collate([group((1,), (4, 4), (4,))], pad_length=5).completion_ids.shape == (2, 5)
-    with pytest.raises(ValueError, match="pad_length 1"):
-        collate([group((1,), (4, 4), (4,))], pad_length=1)
-
-
 def test_step_rewards_are_carried() -> None:
     scores = (Score(1.0, step_ends=(0, 1), step_rewards=(0.2, 0.8)), Score(0.0))
     batch = collate([group((1,), (4, 4), (4, 4), scores=scores)])
-    assert batch.step_ends is not None
-    assert batch.step_rewards is not None
-    assert batch.step_counts is not None
     assert batch.step_ends.tolist() == [[0, 1], [0, 0]]
     assert batch.step_rewards.tolist() == [[0.2, 0.8], [0.0, 0.0]]
     assert batch.step_counts.tolist() == [2, 0]
@@ -131,60 +103,6 @@ def test_parts_that_do_not_fit_together_are_refused(broken: Group, message: str)
         collate([])
 
 
-def test_selected_groups_are_renumbered_and_bring_all_their_streams() -> None:
-    batch = three_groups()
-    picked = select_groups(batch, [2, 1])
-    assert picked.completion_ids.tolist() == [[1, 1, 1, 1], [3, 0, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
-    assert picked.group_ids.tolist() == [0, 0, 1, 1]
-    assert [p.tolist() for p in picked.prompts] == [[1, 2], [1]]
-    assert picked.token_weights is not None
-    assert picked.token_weights[:, 0].tolist() == [16, 20, 8, 12]
-    assert picked.ref_hidden is not None
-    assert picked.ref_hidden[:, 0].tolist() == [7, 8, 9, 10, 11, 12, 5, 6]
-    short = select_groups(batch, [1])
-    assert short.completion_ids.shape == (2, 1)
-    assert short.old_logprobs is not None
-    assert short.old_logprobs.shape == (2, 1)
-
-
-@pytest.mark.parametrize("groups", [[], [3], [-1], [0, 0]])
-def test_groups_that_are_not_there_cannot_be_selected(groups: list[int]) -> None:
-    with pytest.raises(ValueError, match="cannot select"):
-        select_groups(three_groups(), groups)
-
-
-def test_selected_rows_bring_only_their_groups() -> None:
-    picked = select_rows(three_groups(), torch.tensor([1, 4]))
-    assert picked.completion_ids.tolist() == [[7, 7, 7, 0], [1, 1, 1, 1]]
-    assert picked.group_ids.tolist() == [0, 1]
-    assert [p.tolist() for p in picked.prompts] == [[5, 9, 5, 3], [1, 2]]
-    assert picked.ref_hidden is not None
-    assert picked.ref_hidden[:, 0].tolist() == [2, 3, 4, 7, 8, 9, 10]
-    with pytest.raises(ValueError, match="no rows"):
-        select_rows(three_groups(), torch.tensor([], dtype=torch.int64))
-
-
-def test_concatenation_undoes_selection() -> None:
-    batch = three_groups()
-    joined = concat([select_groups(batch, [0]), select_groups(batch, [1, 2])])
-    assert joined.completion_ids.tolist() == batch.completion_ids.tolist()
-    assert joined.group_ids.tolist() == batch.group_ids.tolist()
-    assert joined.loss_mask.tolist() == batch.loss_mask.tolist()
-    assert joined.ref_hidden is not None
-    assert batch.ref_hidden is not None
-    assert joined.ref_hidden.tolist() == batch.ref_hidden.tolist()
-    with pytest.raises(ValueError, match="old_logprobs is in 1 of 2"):
-        concat([batch, batch.having(old_logprobs=None)])
-    with pytest.raises(ValueError, match="at least one batch"):
-        concat([])
-
-
-def test_one_minibatch_is_the_batch_itself_and_there_are_never_more_than_groups() -> None:
-    batch = three_groups()
-    assert minibatches(batch, 1, 0, 0, 0)[0] is batch
-    assert len(minibatches(batch, 10, 0, 0, 0)) == 3
-
-
 def test_minibatches_differ_between_passes_and_steps_but_not_between_calls() -> None:
     many = collate([group((number,), (1,), (2,)) for number in range(12)])
 
@@ -196,39 +114,126 @@ def test_minibatches_differ_between_passes_and_steps_but_not_between_calls() -> 
     assert len({str(plan(*at)) for at in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]}) == 4
 
 
-@pytest.mark.parametrize(("count", "pass_index"), [(0, 0), (1, -1), (1, 1 << 20)])
-def test_minibatch_numbers_out_of_range_are_refused(count: int, pass_index: int) -> None:
-    with pytest.raises(ValueError, match="count must be >= 1"):
-        minibatches(three_groups(), count, 0, 0, pass_index)
-
-
-def test_a_group_that_fits_whole_in_a_new_piece_is_not_split() -> None:
-    """Costs: group 0 is 4 + 2 + 3 = 9, group 1 is 1 + 1 + 1 = 3, group 2 is 2 + 4 + 2 = 8."""
-    assert [piece.size for piece in micro_batches(three_groups(), 20)] == [6]
-    assert [piece.size for piece in micro_batches(three_groups(), 12)] == [4, 2]
-    assert [piece.size for piece in micro_batches(three_groups(), 11)] == [2, 4]
-    assert [piece.size for piece in micro_batches(three_groups(), 9)] == [2, 2, 2]
-
-
-def test_a_group_above_the_budget_is_split_and_its_prompt_repeated() -> None:
-    pieces = list(micro_batches(three_groups(), 7))
-    assert [piece.size for piece in pieces] == [1, 1, 2, 1, 1]
-    assert [[len(p) for p in piece.prompts] for piece in pieces] == [[4], [4], [1], [2], [2]]
-    assert [piece.group_ids.tolist() for piece in pieces] == [[0], [0], [0, 0], [0], [0]]
-
-
-def test_a_row_above_the_budget_goes_alone() -> None:
-    assert [piece.size for piece in micro_batches(three_groups(), 1)] == [1] * 6
-    with pytest.raises(ValueError, match="tokens_per_micro_batch must be >= 1"):
-        next(micro_batches(three_groups(), 0))
-
-
 def test_the_rewards_of_the_tokens_add_up_to_the_completions_exactly() -> None:
     rewards = (0.1, -0.7, 1e-300, 1e300, 3.0000000000000004)
     scores = (*(Score(reward) for reward in rewards), Score(5.0, valid=False))
     batch = collate([group((1,), *((1,) * (1 + 7 * index) for index in range(len(scores))), scores=scores)])
-    assert batch.token_rewards is not None
     assert torch.equal(batch.token_rewards.sum(1), batch.rewards)
     assert batch.rewards.tolist() == [*rewards, 0.0]
     assert int((batch.token_rewards != 0).sum()) == len(rewards)
     assert bool((batch.token_rewards.gather(1, batch.lengths[:, None] - 1).squeeze(1) == batch.rewards).all())
+
+
+LENGTHS = ((2, 3), (1, 1, 5), (4, 2))
+
+
+@dataclass(frozen=True)
+class Richer(TrainBatch):
+    """A batch with one more field of each axis, each of which numbers where it stands."""
+
+    by_token: Tensor | None = field(default=None, metadata={"axes": "BT"})
+    by_row: Tensor | None = field(default=None, metadata={"axes": "B"})
+    by_step: Tensor | None = field(default=None, metadata={"axes": "BS"})
+    by_component: Tensor | None = field(default=None, metadata={"axes": "BK"})
+    by_group: tuple[Tensor, ...] | None = field(default=None, metadata={"axes": "G"})
+    flat: Tensor | None = field(default=None, metadata={"axes": "NH"})
+    deep: Tensor | None = field(default=None, metadata={"axes": "BT"})  # (B, T, K), such as a teacher's best logits
+    absent: Tensor | None = field(default=None, metadata={"axes": "BT"})
+
+
+def richer() -> Richer:
+    """Row r says r, its token t 100 r + t, its step s 100 r + s, and the groups say their number as often as it is."""
+    groups = [
+        Group(
+            Prompt(number, "", tuple(range(number + 1))),
+            tuple(
+                Completion((7,) * length, "", (-0.5,) * length, "eos", index, 10 * number + index)
+                for index, length in enumerate(lengths)
+            ),
+            tuple(Score(float(index), step_ends=(0,), step_rewards=(0.5,)) for index in range(len(lengths))),
+        )
+        for number, lengths in enumerate(LENGTHS)
+    ]
+    plain = collate(groups)
+    rows = torch.arange(plain.size)
+    by_token = (100 * rows[:, None] + torch.arange(plain.completion_ids.shape[1])) * plain.existing()
+    return Richer(
+        **{entry.name: getattr(plain, entry.name) for entry in fields(plain)},
+        by_token=by_token,
+        deep=torch.stack([by_token, -by_token, 2 * by_token], 2),
+        by_row=rows,
+        by_step=100 * rows[:, None] + torch.arange(2),
+        by_component=100 * rows[:, None] + torch.arange(3),
+        by_group=tuple(torch.full((number,), number) for number in range(len(groups))),
+        flat=torch.tensor([[100 * row + t] for row, n in enumerate(chain(*LENGTHS)) for t in range(n)]),
+    )
+
+
+def check(batch: TrainBatch) -> None:
+    """Each row, group and token of `batch` has of every field what it had in the whole batch."""
+    assert type(batch) is Richer
+    whole = richer()
+    rows = batch.by_row
+    assert torch.equal(batch.by_token, whole.by_token[rows][:, : batch.completion_ids.shape[1]])
+    assert torch.equal(batch.deep, torch.stack([batch.by_token, -batch.by_token, 2 * batch.by_token], 2))
+    assert torch.equal(batch.by_step, whole.by_step[rows])
+    assert torch.equal(batch.by_component, whole.by_component[rows])
+    assert torch.equal(batch.component_rewards, whole.component_rewards[rows])
+    tokens = [100 * row + t for row, n in zip(rows.tolist(), batch.lengths.tolist(), strict=True) for t in range(n)]
+    assert batch.flat.flatten().tolist() == tokens
+    assert batch.absent is None
+    assert torch.equal(batch.lengths, whole.lengths[rows])
+    assert torch.equal(batch.policy_versions, whole.policy_versions[rows])
+    assert torch.equal(batch.token_rewards, whole.token_rewards[rows][:, : batch.completion_ids.shape[1]])
+    for row, group in zip(rows.tolist(), batch.group_ids.tolist(), strict=True):
+        number = int(whole.group_ids[row])
+        assert batch.by_group[group].tolist() == [number] * number
+        assert len(batch.prompts[group]) == number + 1
+
+
+def test_every_piece_of_a_batch_has_every_field():
+    batch = richer()
+    check(batch)
+    check(select_rows(batch, torch.tensor([4, 2, 6])))
+    check(select_groups(batch, [2, 0]))
+    for pieces in (minibatches(batch, 3, 0, 0, 0), list(micro_batches(batch, 5)), list(micro_batches(batch, 1))):
+        for piece in pieces:
+            check(piece)
+        assert sorted(row for piece in pieces for row in piece.by_row.tolist()) == list(range(batch.size))
+    check(concat([select_groups(batch, [1]), select_groups(batch, [2, 0])]))
+
+
+def test_joining_the_pieces_gives_the_whole():
+    batch = richer()
+    joined = concat(list(micro_batches(batch, 6)))
+    for name, axes in axes_of(batch).items():
+        one, other = getattr(batch, name), getattr(joined, name)
+        if axes == "G" or name == "group_ids":
+            continue  # a group that was cut is two groups now
+        assert (one is None and other is None) or torch.equal(one, other), name
+
+
+def test_an_incident_holds_every_field(tmp_path: Path):
+    batch = richer()
+    path = Recorder(tmp_path, TrainerState()).incident(1, 0, batch, "why")
+    stored = load_file(path / "batch.safetensors")
+    for name, axes in axes_of(batch).items():
+        value = getattr(batch, name)
+        if value is None:
+            assert name not in stored
+        elif axes == "G":
+            parts = torch.split(stored[name], stored[f"{name}.lengths"].tolist())
+            assert all(torch.equal(part, other) for part, other in zip(parts, value, strict=True))
+        else:
+            assert torch.equal(stored[name], value), name
+
+
+def test_a_field_without_axes_is_refused_by_name():
+    @dataclass(frozen=True)
+    class Careless(TrainBatch):
+        extra: Tensor | None = None
+
+    batch = collate([Group(Prompt(0, "", (1,)), (Completion((1,), "", (0.0,), "eos", 0, 0),), (Score(1.0),))])
+    careless = Careless(**{entry.name: getattr(batch, entry.name) for entry in fields(batch)})
+    with pytest.raises(TypeError, match=r"the field extra of Careless must state its axes"):
+        select_rows(careless, torch.tensor([0]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -12,27 +14,29 @@ from torch import Tensor
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve.advantages import GroupAdvantage
-from oncurve.base.errors import ConfigError
-from oncurve.components import Component, Equation, Impossible, Inert, described, stated
+from oncurve.base.errors import ConfigError, DataError
+from oncurve.batching import collate
+from oncurve.components import Component, Equation, described, stated
 from oncurve.config import load_config
-from oncurve.config.rules.without_effect import inert
 from oncurve.config.sentences.equation import explain
-from oncurve.config.sentences.plan import plan
-from oncurve.data import DataSettings, Files, Rows
-from oncurve.kl import Estimator, k2
+from oncurve.data import DataSettings, Rows, load_rows
+from oncurve.kl import Estimator, k2, kl_value
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import (
     OBJECTIVE_KINDS,
     Clipped,
     KLPenalty,
     Regularizer,
-    SeqMeanTokenSumNorm,
     TokenSum,
     has_importance_ratio,
+    objective_loss,
     reads_reference,
     zero_gradient_at_zero_advantage,
 )
+from oncurve.rewards import RewardSet
 from oncurve.rewards.settings import RewardSettings
+from oncurve.rollout import RolloutEngine, sample
+from oncurve.trainer.credit import weighted_by
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
 
@@ -94,44 +98,6 @@ def test_an_outside_component_explains_itself_and_its_letters_are_explained() ->
     }
     assert "the policy that sampled" in said["π_old"]
     assert "π_ref" not in said
-
-
-def test_a_component_that_does_not_describe_itself_is_named_and_said_to_be_described_nowhere() -> None:
-    text = explain(config(objective=Pulled(clip_high=0.3)))
-    assert "{ Pulled(clip_low=0.2, clip_high=0.3, dual_clip=None, delta=None) - 0.001 KL_it }" in text.splitlines()[0]
-    assert "Pulled   described nowhere: it has no describe() of its own" in text
-
-
-class Growing(TokenSum):
-    """An aggregation from elsewhere that takes a constant from elsewhere in the configuration."""
-
-    steps: int | None = None
-
-    def resolved(self, config: Any) -> Growing:
-        return self.model_copy(update={"steps": config.run.steps})
-
-
-class Halved(GroupAdvantage):
-    """An advantage from elsewhere, with rules of its own."""
-
-    share: float = 0.5
-
-    impossible: ClassVar[tuple[Impossible, ...]] = (
-        Impossible(lambda advantage: advantage.share > 1, "advantage.share: it must be 1 at most"),
-    )
-    inert: ClassVar[tuple[Inert, ...]] = (
-        Inert(("advantage.eps",), ("advantage.share",), lambda advantage: advantage.share == 0, "0 is 0"),
-    )
-
-
-def test_constants_and_rules_of_an_outside_component_count() -> None:
-    made = config(aggregation=Growing(), run={"steps": 7})
-    assert made.token_weights.steps == 7
-    assert any("has a gradient that grows with the batch" in line for line in plan(made))
-    assert config(aggregation=SeqMeanTokenSumNorm()).token_weights.max_length == 512
-    with pytest.raises(ConfigError, match=r"^advantage\.share: it must be 1 at most"):
-        config(advantage=Halved(share=2))
-    assert inert(config(advantage=Halved(share=0, eps=1e-3))) == ["advantage.eps has no effect: 0 is 0"]
 
 
 class Table(DataSettings):
@@ -236,6 +202,112 @@ def test_an_estimator_of_the_users_is_named_by_its_path() -> None:
     assert loss.tolist() == [[2 * 0.5**2 / 2, 2 * 1.0**2 / 2]]
 
 
-def test_a_file_states_nothing_of_its_columns() -> None:
-    assert Files(path="a").column_names() is None
-    assert config(data={"path": "a", "template": "{anything}"}).data.unknown_column() is None
+class Returned(Component):
+    """An objective or aggregation that returns what it is told to."""
+
+    what: Any = None
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, *_: object) -> Any:
+        return self.what
+
+
+def batch_of_three() -> TrainBatch:
+    return collate(random_groups(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (lambda mask: None, "it returned None"),
+        (lambda mask: mask.sum(1), r"one weight per token, a tensor \(B, T\), here .*; it returned \(3,\)"),
+        (lambda mask: mask.sum(1, keepdim=True), r"it returned \(3, 1\)"),  # it would broadcast, without a word
+        (lambda mask: torch.ones(mask.shape), "must be 0 where loss_mask is False"),
+    ],
+)
+def test_what_an_aggregation_returns_is_checked(what: Callable[[Tensor], Any], said: str) -> None:
+    batch = batch_of_three()
+    batch = replace(batch, loss_mask=batch.loss_mask & (torch.arange(batch.loss_mask.shape[1]) > 0))
+    with pytest.raises(ConfigError, match=rf"aggregation\.kind: .*{said}"):
+        weighted_by(Returned(what=what(batch.loss_mask)), batch)
+    assert torch.equal(weighted_by(TokenSum(), batch).token_weights, batch.loss_mask.double())
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (lambda x: x, "must return an oncurve.types.TokenLoss"),
+        (lambda x: TokenLoss(x.sum(1, keepdim=True)), r"one loss per token, .*; it returned \(3, 1\)"),
+        (
+            lambda x: TokenLoss(x, {"policy/ratioo": x}),
+            "'policy/ratioo', which is no metric; did you mean 'policy/ratio'",
+        ),
+    ],
+)
+def test_what_an_objective_returns_is_checked(what: Callable[[Tensor], Any], said: str) -> None:
+    batch = batch_of_three()
+    logprobs = torch.zeros(batch.loss_mask.shape)
+    with pytest.raises(ConfigError, match=rf"objective\.kind: Returned .*{said}"):
+        objective_loss(Returned(what=what(logprobs)), TokenStats(logprobs), batch)
+
+
+@pytest.mark.parametrize("value", ["None", "logprobs.sum(1)"])
+def test_what_an_estimator_returns_is_checked(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "mine.py"
+    call = f"lambda logprobs, ref, old: {value}"
+    file.write_text(f"from oncurve.kl import Estimator\nmine = Estimator({call}, 'd')\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"kl\.estimator: .*must return one value per token"):
+        kl_value(f"{file}:mine", torch.zeros(2, 3), torch.zeros(2, 3))
+
+
+class Reads(DataSettings):
+    """A data source that returns what it is told to, or opens a file that is not there."""
+
+    what: Any = None
+
+    def read(self, base: Path | None) -> Any:
+        return Path("there/is/none.csv").read_text() if self.what == "file" else self.what
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [(None, "two oncurve.data.Rows"), (([], []), "two oncurve.data.Rows"), ("file", "No such file .*none.csv")],
+)
+def test_what_a_data_source_reads_is_checked(what: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        load_rows(Reads(what=what))
+
+
+class Started(RewardSettings):
+    """A reward whose start returns no runner."""
+
+    def start(self, base: Path | None) -> Any:
+        return lambda item: 1.0
+
+
+def test_what_starts_a_reward_is_checked() -> None:
+    with pytest.raises(ConfigError, match=r"reward started: function lacks about and run and close"):
+        RewardSet.build([Started()])
+
+
+class Generates:
+    """An engine that returns what it is told to."""
+
+    exact = True
+
+    def __init__(self, groups: Any) -> None:
+        self.groups = groups
+
+    def generate(self, *_: object) -> Any:
+        return self.groups
+
+
+def test_what_an_engine_generates_is_checked() -> None:
+    groups = random_groups(2, 3)
+    prompts = [group.prompt for group in groups]
+    assert sample(cast("RolloutEngine", Generates(groups)), prompts, 0, 3) == groups
+    for wrong in (None, groups[:1], groups[::-1], [group.completions for group in groups]):
+        with pytest.raises(ConfigError, match=r"engine\.kind: Generates\.generate must return a list of one Group"):
+            sample(cast("RolloutEngine", Generates(wrong)), prompts, 0, 3)
+    with pytest.raises(ConfigError, match="each of 4 completions"):
+        sample(cast("RolloutEngine", Generates(groups)), prompts, 0, 4)

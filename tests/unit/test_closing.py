@@ -1,39 +1,32 @@
 """A child process is waited for on every path: none is dropped while it may still run, however long its end takes."""
 
 import gc
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+import oncurve
 from fakes.calls import Counted
-from oncurve.base.closing import reap
-from oncurve.cluster.vllm import minder
-from oncurve.cluster.vllm.minder import Minder
-from oncurve.processes.fleets import HostFleet, host_fleet, host_nursery
-from oncurve.processes.fleets.host_nursery import HostNursery
+from fakes.waiting import until
+from oncurve.processes import Minder, minder
+from oncurve.processes.fleets import HostFleet, host_fleet, nursery
 from oncurve.processes.fleets.keeper import keeper_class
+from oncurve.processes.fleets.nursery import HostNursery
 from oncurve.processes.pool import WorkerPool, worker
 
 LIMITS = [
-    (host_nursery, "_MOMENT_SECONDS"),
-    (host_nursery, "_END_SECONDS"),
+    (nursery, "_MOMENT_SECONDS"),
+    (nursery, "_END_SECONDS"),
     (worker, "_SLOWEST_END_SECONDS"),
     (minder, "_END_SECONDS"),
 ]
 """How long each waits for its child to end."""
-
-
-def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def children() -> set[int]:
@@ -78,14 +71,6 @@ def test_a_child_that_has_not_ended_within_the_limit_is_waited_for_later(
     assert complaints == []
 
 
-def test_the_exit_code_is_known_where_the_child_ends_within_the_limit() -> None:
-    assert reap(subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]), 60.0) == 3
-    slow = subprocess.Popen(["sleep", "600"])
-    assert reap(slow, 0.0) is None
-    slow.kill()
-    until(lambda: slow.returncode == -9)
-
-
 def test_a_fleet_that_is_closed_while_another_nursery_starts_ends_that_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[HostNursery] = []
     starting = threading.Event()
@@ -109,8 +94,9 @@ def test_a_fleet_that_is_closed_while_another_nursery_starts_ends_that_one_too(m
 
 def test_a_keeper_waits_for_the_process_that_it_has_killed() -> None:
     """It closes its connection, and does not end by itself."""
-    boot = "import os, sys, time; os.close(int(sys.argv[2])); time.sleep(600)"
-    keeper = keeper_class()(boot, "", b"", {})
+    tests = str(Path(__file__).parents[1])
+    source = str(Path(oncurve.__file__).parents[1])
+    keeper = keeper_class()("fakes.calls:close_and_sleep", source, b"", {"PYTHONPATH": tests})
     said: str | None = None
     while said is None:
         _, said = keeper.listen()

@@ -1,25 +1,30 @@
 import itertools
 import json
 import math
+import random
 from collections import Counter
 
 import pytest
 
+from oncurve.config.loading import load_config
+from oncurve.config.sentences.plan import plan
 from oncurve.evaluate import (
     EVALUATION_DRAW,
+    NO_VERIFIER,
     bootstrap,
     evaluate,
     maj_at_k,
     paired_difference,
+    part_is_1,
     pass_at_k,
-    powers_of_two,
-    share,
     vote_of,
     wilson,
 )
-from oncurve.rewards import DeferredScoring
-from oncurve.rollout import Sampling
-from oncurve.types import Completion, Group, Prompt, Score
+from oncurve.evaluate.first_wrong import find_first_wrong, first_wrong, score_first_wrong
+from oncurve.rewards import Accepts, DeferredScoring, InProcess, ModelReward, RewardSet, RewardSettings
+from oncurve.rewards.scoring.rewardset import verifier_of
+from oncurve.rollout import EngineBase, Sampling
+from oncurve.types import Completion, Group, LabelledSteps, Prompt, Score
 
 GREEDY = Sampling(group_size=1, temperature=0)
 
@@ -80,16 +85,6 @@ def test_maj_at_k_equals_enumeration(answers, right) -> None:
         assert maj_at_k(answers, correct, k) == pytest.approx(majority_by_enumeration(answers, correct, k), abs=1e-12)
 
 
-def test_an_answer_of_mixed_verdicts_is_right_by_their_share() -> None:
-    assert maj_at_k(["A", "A", "A", "B"], [True, True, False, False], 4) == pytest.approx(2 / 3)
-
-
-def test_maj_at_k_of_sixty_four_completions_needs_no_enumeration() -> None:
-    answers = [i % 9 for i in range(64)]
-    assert 0 < maj_at_k(answers, [a == 0 for a in answers], 32) < 1
-    assert maj_at_k(answers, [True] * 64, 31) == pytest.approx(1.0)
-
-
 def test_wilson_is_the_textbook_interval_and_stays_open_at_the_ends() -> None:
     interval = wilson(160, 500)
     assert (interval.value, interval.low, interval.high) == pytest.approx((0.32, 0.2806177, 0.3621270), rel=1e-6)
@@ -108,12 +103,6 @@ def test_bootstrap_is_fixed_and_near_the_normal_interval() -> None:
     assert first.value == pytest.approx(mean)
     assert first.high - first.low == pytest.approx(2 * 1.96 * deviation / 20, rel=0.1)
     assert bootstrap([2.0, 2.0]).to_list() == [2.0, 2.0, 2.0]
-
-
-def test_a_share_of_which_all_prompts_agree_still_has_an_interval() -> None:
-    assert share([0.0] * 10) == wilson(0, 10)
-    assert share([1.0] * 10) == wilson(10, 10)
-    assert share([0.5, 0.25]).value == 0.375
 
 
 def test_paired_difference_counts_only_what_changed() -> None:
@@ -144,13 +133,7 @@ def test_what_a_completion_votes_for(text, answer) -> None:
     assert vote_of(text) == answer
 
 
-def test_powers_of_two() -> None:
-    assert powers_of_two(8) == (1, 2, 4, 8)
-    assert powers_of_two(7) == (1, 2, 4)
-    assert powers_of_two(0) == ()
-
-
-class Answers:
+class Answers(EngineBase):
     """An engine that writes given texts: of each prompt's the first `group_size`."""
 
     def __init__(self, texts: list[list[str]]) -> None:
@@ -220,6 +203,15 @@ def test_evaluation_as_json_and_as_metrics() -> None:
     assert metrics["eval/pass@2"] == 1.0
 
 
+def test_one_prompt_gives_no_interval() -> None:
+    one, two = (
+        evaluate(Answers([["a", "b"]] * count), Equals(), prompts(count), sampled=Sampling(group_size=2), ks=(1,))
+        for count in (1, 2)
+    )
+    assert "0.5000   no interval from one prompt" in one.text()
+    assert "no interval from" not in two.text()
+
+
 def test_what_is_correct_can_be_said_otherwise() -> None:
     result = evaluate(Answers([["ab"]]), Equals(), prompts(1), greedy=GREEDY, correct=lambda score: score.reward >= 0.5)
     assert result.greedy_correct == (True,)
@@ -236,8 +228,202 @@ def test_evaluate_refuses_nothing_to_do() -> None:
         evaluate(Answers([["a"]]), Equals(), prompts(1), sampled=Sampling(group_size=1), ks=(2,))
 
 
-def test_a_policy_none_of_whose_completions_can_be_scored_has_no_reward() -> None:
-    result = evaluate(Answers([["?"]]), Equals(), prompts(1), greedy=GREEDY)
-    assert result.greedy_reward is None
-    assert result.greedy_accuracy.value == 0.0
-    assert result.invalid == 1
+TEXTS = ("#### 7", "#### 8", "7")  # right, wrong, right
+
+
+class Own(RewardSettings):
+    """A reward of the user's that gives these values by text, in this process."""
+
+    values: tuple[float, ...]
+
+    def start(self, base):
+        return InProcess(lambda item: self.values[TEXTS.index(item["completion"])], Accepts(needs=(("completion",),)))
+
+
+def rewards_of(*tables):
+    return load_config(None, settings={"rewards": list(tables)})[0].rewards
+
+
+def found(*tables, named=None):
+    """The verifier, and pass@1 of three completions of which the first and the last are right."""
+    chosen = rewards_of(*tables)
+    verifier = verifier_of(chosen, named)
+    with RewardSet.build(chosen) as rewards:
+        result = evaluate(
+            Answers([TEXTS]),
+            rewards,
+            [Prompt(0, "", (1,), {"answer": "7"})],
+            greedy=Sampling(temperature=0, group_size=1),
+            sampled=Sampling(group_size=3),
+            correct=None if verifier is None else part_is_1(verifier),
+            verifier=verifier,
+        )
+    return verifier, result
+
+
+def exact(weight=1.0, **more):
+    return {"kind": "exact", "weight": weight, **more}
+
+
+def own(values, weight=1.0, name="own"):
+    return Own(values=values, weight=weight, name=name)
+
+
+HALF = (0.5, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0, 2.0, 0.0, 1e-9, 1e9])
+def test_the_weight_of_the_only_reward_does_not_matter(weight):
+    verifier, result = found(exact(weight))
+    assert verifier == "exact"
+    assert result.greedy_correct == (True,)
+    assert result.pass_at_k[1].value == pytest.approx(2 / 3)
+    _, result = found(own((0.5, 1.0, 1.0), weight))  # of the user's own: half a point is not right, whatever it weighs
+    assert result.greedy_correct == (False,)
+    assert result.pass_at_k[1].value == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [own(HALF, 0.2)],
+        [own(HALF, -1.0)],
+        [own((-1.0, 0.0, -0.5), 1.0)],  # a shaped penalty
+        [own(HALF, 5.0), own((-1.0, 0.0, -0.5), -3.0, "penalty")],
+        [exact(-0.5, name="wrongness"), own(HALF)],
+        [exact(0.0, name="monitor")],
+    ],
+)
+@pytest.mark.parametrize("weight", [0.5, 1.0, 2.0])
+def test_the_only_checker_of_answers_says_what_is_right(others, weight):
+    verifier, result = found(*others, exact(weight, name="truth"))
+    assert verifier == "truth"
+    assert result.greedy_correct == (True,)
+    assert result.pass_at_k[1].value == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        [own(HALF), own(HALF, 1.0, "other")],
+        [exact(0.5, name="one"), exact(0.5, name="two")],
+        [own(HALF, -1.0)],
+        [{"kind": "model", "path": "none"}],
+        [{"kind": "model", "path": "none"}, own(HALF)],
+    ],
+)
+def test_where_no_reward_alone_can_say_it_nothing_is_claimed(tables):
+    chosen = rewards_of(*tables)
+    assert verifier_of(chosen) is None
+    if not any(isinstance(reward, ModelReward) for reward in chosen):
+        _, result = found(*tables)
+        assert result.greedy_accuracy is None
+        assert (result.pass_at_k, result.maj_at_k, result.greedy_correct) == ({}, {}, ())
+        assert result.mean_reward is not None
+        assert "eval/accuracy" not in result.to_metrics()
+    asked = {"rewards": tables, "eval": {"every": 5}, "data": {"kind": "task"}}
+    assert f"note: {NO_VERIFIER}" in plan(load_config(None, settings=asked)[0])
+
+
+def test_the_named_one_says_it_whatever_the_others_are():
+    verifier, result = found(own(HALF), own((1.0, 0.0, 1.0), -2.0, "truth"), exact(), named="truth")
+    assert verifier == "truth"
+    assert result.pass_at_k[1].value == pytest.approx(2 / 3)
+    assert result.to_json()["verifier"] == "truth"
+
+
+def test_a_prompt_to_which_the_verifier_does_not_apply_is_neither_right_nor_wrong():
+    chosen = rewards_of(exact(), own(HALF))
+    rows = [Prompt(0, "", (1,), {"answer": "7"}), Prompt(1, "", (1,), {"answer": ""})]
+    for rewards in (chosen, chosen[:1]):  # another reward applies to the second prompt, or none does
+        with RewardSet.build(rewards) as scorer:
+            wanted = {"correct": part_is_1("exact"), "verifier": "exact"}
+            three = {"greedy": Sampling(temperature=0, group_size=1), "sampled": Sampling(group_size=3)}
+            both, first = (
+                evaluate(Answers([TEXTS] * len(given)), scorer, given, **three, **wanted) for given in (rows, rows[:1])
+            )
+            assert (both.unverified, first.unverified) == (1, 0)
+            for name in ("greedy_accuracy", "greedy_correct", "pass_at_k", "maj_at_k"):
+                assert getattr(both, name) == getattr(first, name)
+            assert "exact does not apply to 1 of the prompts" in both.text()
+            if len(rewards) == 2:
+                none = evaluate(Answers([TEXTS]), scorer, rows[1:], **three, **wanted)
+                assert (none.greedy_accuracy, none.pass_at_k, none.unverified) == (None, {}, 1)
+
+
+def enumerated(right: list[float]) -> list[tuple[float, int | None]]:
+    """How likely each place of the first wrong step is: summed over all ways in which steps can be right or wrong."""
+    chances: dict[int | None, float] = {}
+    for way in itertools.product((True, False), repeat=len(right)):
+        chance = math.prod(p if is_right else 1 - p for p, is_right in zip(right, way, strict=True))
+        place = None if all(way) else way.index(False)
+        chances[place] = chances.get(place, 0.0) + chance
+    return sorted(((chance, place) for place, chance in chances.items()), key=lambda item: -item[0])
+
+
+def test_the_likeliest_place_is_that_of_all_ways_enumerated() -> None:
+    chance = random.Random(0)
+    found = set()
+    for _ in range(300):
+        right = [chance.random() ** chance.choice((0.2, 1, 3)) for _ in range(chance.randint(1, 6))]
+        (best, place), *others = enumerated(right)
+        if not others or best - others[0][0] > 1e-9:
+            assert find_first_wrong(right) == place, right
+            found.add(place)
+    assert {None, 0, 1, 2} <= found
+
+
+@pytest.mark.parametrize(
+    ("labels", "place"),
+    [
+        ((1.0, 0.0, None), 1),
+        ((1.0, 1.0), None),
+        ((None, None), None),
+        ((None, 0.49, 0.0), 1),
+        ((0.5, 1.0), None),
+        ((), None),
+    ],
+)
+def test_the_first_wrong_step_is_the_first_label_below_one_half(
+    labels: tuple[float | None, ...], place: int | None
+) -> None:
+    assert first_wrong(labels) == place
+
+
+def labelled(*labels: float | None) -> LabelledSteps:
+    text = "\n".join("x" for _ in labels)
+    return LabelledSteps("", text, tuple(min(2 * n + 2, len(text)) for n in range(len(labels))), labels)
+
+
+def test_what_is_found_stands_beside_the_most_frequent_place_of_the_training_data() -> None:
+    trained = [labelled(1, 0), labelled(1, 1), labelled(1, 1, 1), labelled(0, None)]  # most often: none
+    held_out = [labelled(1, 0), labelled(1, 1), labelled(0, None), labelled(1, 0), labelled(1, 1, 1)]
+    right = [[0.9, 0.2], [0.9, 0.9], [0.8, 0.1], [0.6, 0.1], [0.9, 0.9, 0.9]]  # says 1, none, 1, 1, none
+    score = score_first_wrong(trained, held_out, right)
+    assert score.count == 5
+    assert score.found == wilson(4, 5)
+    assert score.majority == wilson(2, 5)
+    assert score.gain == paired_difference([False, True, False, False, True], [True, True, False, True, True])
+    assert score.gain.value == pytest.approx(0.4)
+    low, high = 100 * score.gain.low, 100 * score.gain.high
+    assert score.text() == (
+        "first wrong step found in 80.0 % of 5 held-out completions; the most frequent position is right in 40.0 % "
+        f"(+40.0 points, 95 % interval {low:+.1f} to {high:+.1f})"
+    )
+    assert low < 40 < high
+
+
+def test_the_intervals_are_those_of_the_formulas() -> None:
+    trained = [labelled(0, None)]
+    held_out = [labelled(0, None)] * 6 + [labelled(1, 0)] * 4
+    score = score_first_wrong(trained, held_out, [[0.9, 0.1]] * 10)  # always says 1: right in 4, the baseline in 6
+    z, n, p = 1.959964, 10, 0.4
+    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    assert score.found.low == pytest.approx((centre - half) / scale, rel=1e-6)
+    assert score.found.high == pytest.approx((centre + half) / scale, rel=1e-6)
+    won, lost, all_of_them = 4, 6, 12  # Agresti and Min: half a pair is added to won and to lost
+    spread = z * math.sqrt((won + lost + 1) - (won - lost) ** 2 / all_of_them) / all_of_them
+    assert score.gain.value == pytest.approx(-0.2)
+    assert score.gain.low == pytest.approx((won - lost) / all_of_them - spread, rel=1e-6)
+    assert score.gain.high == pytest.approx((won - lost) / all_of_them + spread, rel=1e-6)

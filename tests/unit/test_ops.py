@@ -1,9 +1,17 @@
 """Log-probabilities whose gradient is formed by hand: the same bits, and autograd's gradient."""
 
+import gc
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 from oncurve.ops import entropy, entropy_of_logprobs, token_logprobs, token_logprobs_and_table
+from oncurve.parallel import ALONE, LostRankError, World, shards_of
+from oncurve.randomness import permutation, row_keys, uniform, uniform_at
+from oracles import plain_random
+from oracles.plain_shards import in_pairs
 
 
 def logits_and_ids(dtype=torch.float64, rows=9, vocabulary=13):
@@ -45,15 +53,6 @@ def test_the_table_holds_every_tokens_logprob_and_no_gradient():
     assert torch.allclose(entropy_of_logprobs(table), entropy(logits, 0.7), rtol=1e-14)
 
 
-def test_the_backward_may_be_repeated_and_changes_nothing():
-    logits, ids = logits_and_ids()
-    logprobs, table = token_logprobs_and_table(logits, ids)
-    before = table.clone()
-    first, again = (torch.autograd.grad(logprobs.sum(), logits, retain_graph=True)[0] for _ in range(2))
-    assert torch.equal(first, again)
-    assert torch.equal(table, before)
-
-
 def test_a_token_ruled_out_has_gradient_zero():
     logits = torch.tensor([[0.0, 1.0, -torch.inf]], dtype=torch.float64, requires_grad=True)
     logprobs, table = token_logprobs_and_table(logits, torch.tensor([1]))
@@ -67,3 +66,134 @@ def test_a_token_ruled_out_has_gradient_zero():
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"need ids \(2,\), got \(3,\)"):
         token_logprobs_and_table(torch.zeros(2, 4), torch.zeros(3, dtype=torch.int64))
+
+
+VECTORS = [
+    ((0, 0, 0, 0, 0), "0x1.86b63ae811ee4p-3"),
+    ((1, 0, 0, 0, 0), "0x1.4fdc6514dc853p-1"),
+    ((0, 1, 0, 0, 0), "0x1.d158ce50993d1p-1"),
+    ((0, 0, 1, 0, 0), "0x1.699e1c09b0321p-1"),
+    ((0, 0, 0, 1, 0), "0x1.3cd736a1bc8dap-2"),
+    ((0, 0, 0, 0, 1), "0x1.e750e4c62d343p-1"),
+    ((1234, 56, 789, 3, 511), "0x1.85d96ca4f3055p-1"),
+    ((2**64 - 1, 2**40, 2**62, 7, 4095), "0x1.07db9a6951f0bp-1"),
+    ((-5, 0, 3, 1, 2), "0x1.d9710e690959ep-2"),
+]
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("coordinates", "expected"), VECTORS)
+def test_uniform_equals_the_frozen_vectors(coordinates, expected, device):
+    seed, draw, prompt_id, sample_index, position = coordinates
+    row = [torch.tensor([value], device=device) for value in (prompt_id, sample_index)]
+    assert uniform(seed, draw, *row, position).item().hex() == expected
+    assert uniform(seed, draw, *row, torch.tensor([position], device=device)).item().hex() == expected
+
+
+def test_permutation_equals_the_frozen_vectors():
+    assert permutation(0, 0, 10).tolist() == [1, 2, 4, 6, 9, 8, 3, 0, 5, 7]
+    assert permutation(7, 3, 12).tolist() == [3, 8, 11, 0, 2, 7, 9, 1, 6, 10, 4, 5]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(-(2**63), 2**64 - 1),
+    draw=st.integers(0, 2**32),
+    prompt_id=st.integers(-(2**63), 2**63 - 1),
+    sample_index=st.integers(0, 2**20),
+    position=st.integers(0, 2**20),
+)
+def test_uniform_is_the_plain_integer_hash(seed, draw, prompt_id, sample_index, position):
+    fast = uniform(seed, draw, torch.tensor([prompt_id]), torch.tensor([sample_index]), position).item()
+    assert fast == plain_random.uniform(seed, draw, prompt_id, sample_index, position)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 100])
+def test_permutation_is_a_shuffle_and_equals_the_plain_one(n):
+    order = permutation(3, 5, n).tolist()
+    assert sorted(order) == list(range(n))
+    assert order == plain_random.permutation(3, 5, n)
+
+
+def grid(draws=1, prompts=1, samples=1, positions=1):
+    """Uniforms of all coordinates below the given counts, shape (draws, prompts, samples, positions)."""
+    prompt_ids, sample_index = (
+        axis.flatten() for axis in torch.meshgrid(torch.arange(prompts), torch.arange(samples), indexing="ij")
+    )
+    rows = [
+        uniform_at(row_keys(11, draw, prompt_ids, sample_index)[:, None], torch.arange(positions))
+        for draw in range(draws)
+    ]
+    return torch.stack(rows).view(draws, prompts, samples, positions)
+
+
+AXES = ["draws", "prompts", "samples", "positions"]
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_uniforms_along_each_coordinate_pass_kolmogorov_smirnov(axis):
+    u = grid(**{axis: 2000}).flatten().sort().values
+    n = len(u)
+    steps = torch.arange(n + 1, dtype=torch.float64) / n
+    distance = max((steps[1:] - u).max().item(), (u - steps[:-1]).max().item())
+    assert distance * math.sqrt(n) < 1.95  # p = 0.001
+
+
+@given(power=st.integers(0, 6), ranks=st.integers(1, 64))
+def test_every_shard_has_one_rank_and_every_rank_a_subtree(power: int, ranks: int) -> None:
+    count = 2**power
+    if ranks > count:
+        with pytest.raises(ValueError, match=f"{ranks} ranks need as many shards at least, and there are {count}"):
+            shards_of(0, ranks, count)
+        return
+    owned = [shards_of(rank, ranks, count) for rank in range(ranks)]
+    assert [index for own in owned for index in own] == list(range(count))
+    for own in owned:
+        assert len(own) & (len(own) - 1) == 0
+        assert own.start % len(own) == 0
+    assert max(map(len, owned)) <= 2 * min(map(len, owned))
+
+
+@pytest.mark.parametrize("count", [0, 3, 12, -4])
+def test_shards_that_are_no_power_of_two_are_refused(count: int) -> None:
+    with pytest.raises(ValueError, match="power of two"):
+        ALONE.tree_sum(lambda index: [torch.zeros(1)], count)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 2, 8, 16])
+def test_a_sum_has_the_bits_of_the_plain_tree_and_not_of_a_running_sum(count: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(count)
+    parts = torch.randn(count, 300, generator=generator, dtype=torch.float64).exp().to(dtype)
+    given = [part.clone() for part in parts]
+    ALONE.tree_sum(lambda index: [given[index][:100], given[index][100:]], count)
+    assert torch.equal(given[-1], in_pairs(list(parts)))
+    if count > 2:
+        assert not torch.equal(given[-1], sum(parts[1:], parts[0]))
+
+
+@pytest.mark.slow
+def test_a_tree_keeps_no_more_copies_than_it_has_levels() -> None:
+    size, count = 12_347, 16
+    gradient = torch.zeros(size)
+    alive: list[int] = []
+
+    def leaf(index: int) -> list[torch.Tensor]:
+        alive.append(sum(type(found) is torch.Tensor and found.shape == (size,) for found in gc.get_objects()))
+        return [gradient.fill_(index)]
+
+    ALONE.tree_sum(leaf, count)
+    assert alive[0] == 1  # the gradient itself
+    assert max(alive) == 1 + int(math.log2(count))
+    assert float(gradient[0]) == sum(range(count))
+
+
+def test_a_process_alone_agrees_with_itself_and_has_no_others_to_send_to() -> None:
+    world = World()
+    assert world.agree(True)
+    assert not world.agree(False)
+    world.broadcast([torch.zeros(3)])
+    with pytest.raises(LostRankError, match="left the world"):
+        world.send([torch.zeros(3)], 1)

@@ -1,6 +1,7 @@
 """What everything that computes does to its process: threads as the settings say, and a watch over the processors."""
 
 import io
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,6 @@ from oncurve import doctor
 from oncurve.display import Progress
 from oncurve.machine import contention
 from oncurve.machine.contention import NOTICE_WINDOWS, ContentionWatch, ProcessorReading
-from oncurve.machine.threads import prepare_process
 from oncurve.run.commands.evaluation import evaluate_target
 from oncurve.run.session import shown_by
 from oncurve.trainer import StepResult
@@ -66,14 +66,7 @@ def test_all_that_computes_takes_the_threads_of_its_settings_and_is_watched(comp
     torch.set_num_threads(1)
     compute(lay_out(tmp_path) if compute is evaluated else tmp_path)
     assert torch.get_num_threads() == THREADS
-    assert contention._watch is not None
     assert contention._watch.contention.threads == THREADS
-
-
-def test_without_a_setting_the_threads_stay_as_they_are() -> None:
-    torch.set_num_threads(2)
-    prepare_process(None)
-    assert torch.get_num_threads() == 2
 
 
 def test_the_first_fault_of_a_reward_is_quoted_once_and_on_one_line() -> None:
@@ -103,3 +96,36 @@ def test_a_neighbour_that_stays_is_told_once_above_the_steps(monkeypatch: pytest
             show(StepResult(step, {"step": float(step)}, (), ()))
     assert out.getvalue().count("Other processes") == 1
     assert out.getvalue().index("Other processes") > out.getvalue().index("step   1/100")
+
+
+FAULTS = """
+import resource, sys
+import torch
+from oncurve.machine.threads import keep_freed_memory
+done = keep_freed_memory() if sys.argv[1] == "kept" else False
+def fill():
+    for _ in range(20):
+        torch.ones(4 << 20)
+fill()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+fill()
+print(done, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(how, **environment):
+    base = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run([sys.executable, "-c", FAULTS, how], env=base | environment, capture_output=True, check=True)
+    done, count = ran.stdout.split()
+    return done == b"True", int(count)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
+@pytest.mark.slow
+def test_pages_are_not_given_back_and_taken_again():
+    (done, kept), (_, given_back) = faults("kept"), faults("as it is", MALLOC_MMAP_THRESHOLD_="1048576")
+    assert not done or kept < given_back / 2
+
+
+def test_settings_of_the_environment_stand():
+    assert faults("kept", MALLOC_TRIM_THRESHOLD_="1048576")[0] is False

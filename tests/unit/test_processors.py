@@ -5,12 +5,10 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given, strategies as st
 
-from oncurve.machine import contention
 from oncurve.machine.contention import (
     ENTER,
     LEAVE,
@@ -21,9 +19,6 @@ from oncurve.machine.contention import (
     Contention,
     ContentionWatch,
     ProcessorReading,
-    foreign,
-    read,
-    seconds_waiting,
 )
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc and libgomp")
@@ -52,55 +47,6 @@ class Machine:
         return self.now
 
 
-def test_foreign_is_what_all_processes_used_less_what_this_process_did() -> None:
-    assert foreign(ProcessorReading(10.0, {}, 100.0, 40.0), ProcessorReading(12.0, {}, 103.5, 42.5)) == pytest.approx(
-        0.5
-    )
-    assert (
-        foreign(ProcessorReading(10.0, {}, 100.0, 40.0), ProcessorReading(12.0, {}, 101.9, 42.0)) == 0.0
-    )  # ticks are coarse
-    assert foreign(ProcessorReading(10.0, {}, 100.0, 40.0), ProcessorReading(10.0, {}, 100.0, 40.0)) == 0.0
-
-
-def test_threads_that_wait_are_added_up_whether_they_come_or_go() -> None:
-    before = ProcessorReading(10.0, {"1": 5.0, "2": 1.0, "3": 9.0}, 0.0, 0.0)
-    now = ProcessorReading(14.0, {"1": 6.0, "2": 3.0, "4": 1.0}, 0.0, 0.0)  # 3 has ended, 4 is new
-    assert seconds_waiting(before, now) == pytest.approx(1.0 + 2.0 + 1.0)
-    assert seconds_waiting(now, now) == 0.0
-    assert (
-        seconds_waiting(ProcessorReading(10.0, {"1": 5.0}, 0.0, 0.0), ProcessorReading(11.0, {"1": 0.5}, 0.0, 0.0))
-        == 0.0
-    )  # id reused
-
-
-@linux
-def test_a_reading_grows_by_what_this_process_uses() -> None:
-    before = read()
-    until = time.process_time() + 0.3
-    while time.process_time() < until:
-        pass
-    now = read()
-    assert before is not None
-    assert now is not None
-    assert now.own - before.own >= 0.3
-    assert now.all - before.all >= 0.2  # the ticks of the same work, and all else's
-    assert now.clock > before.clock
-    assert set(now.waited) & set(before.waited)
-
-
-def test_half_a_second_of_a_neighbour_is_contention_and_one_window_is_none() -> None:
-    assert after(Contention(2), BUSY, QUIET, BUSY, QUIET, BUSY) == [False] * 5
-    assert after(Contention(2), QUIET, BUSY, BUSY, BUSY) == [False, False, True, True]
-
-
-def test_contention_ends_after_two_seconds_without_a_neighbour() -> None:
-    contention = Contention(2)
-    after(contention, BUSY, BUSY)
-    assert after(contention, *[QUIET] * (LEAVE_WINDOWS - 1), BUSY, *[QUIET] * LEAVE_WINDOWS) == (
-        [True] * (2 * LEAVE_WINDOWS - 1) + [False]
-    )
-
-
 @pytest.mark.parametrize(
     ("threads", "waiting", "present"),
     [
@@ -114,10 +60,6 @@ def test_contention_ends_after_two_seconds_without_a_neighbour() -> None:
 )
 def test_what_is_contention(threads: int, waiting: float, present: bool) -> None:
     assert any(after(Contention(threads), *[waiting] * 100)) is present
-
-
-def test_contention_stays_while_the_threads_sleep() -> None:
-    assert all(after(Contention(2), BUSY, *[0.33] * 100)[2:])  # as it was measured: fewer wait then
 
 
 @given(st.lists(st.floats(0, 2), max_size=80), st.integers(1, 4))
@@ -156,46 +98,6 @@ def test_the_watch_says_once_that_a_neighbour_stays_and_never_that_a_quiet_machi
     assert said.index(lines[0]) >= NOTICE_WINDOWS - 1
     assert "1.0 of 2 processors" in lines[0]
     assert "run.threads=1" in lines[0]
-
-
-def test_a_neighbour_that_comes_and_goes_is_told_if_it_is_there_most_of_the_time() -> None:
-    said = []
-    for quiet in (16, 60):
-        watch, machine = watched()
-        try:
-            for _ in range(20):
-                for window in range(30 + quiet):  # eight seconds of it, then four, or fifteen, without
-                    watch.observe(machine.window(BUSY if window < 30 else QUIET, others=1.0))
-        finally:
-            watch.stop()
-        said.append(watch.notice() is not None)
-    assert said == [True, False]
-
-
-def test_other_processes_are_not_blamed_for_threads_of_our_own() -> None:
-    watch, machine = watched(4, 2)
-    try:
-        for _ in range(2 * NOTICE_WINDOWS):
-            watch.observe(machine.window(2.0, others=0.05, own=2.0))  # four threads on two processors
-        assert watch.notice() is None
-    finally:
-        watch.stop()
-
-
-def test_threads_that_waited_are_counted_from_one_question_to_the_next() -> None:
-    watch, machine = watched()
-    machine.window(0.5)
-    machine.window(1.0)
-    assert watch.waiting() == pytest.approx(1.5 * WINDOW_SECONDS)
-    machine.window(0.0)
-    assert watch.waiting() == pytest.approx(0.0)
-
-
-def test_where_the_system_says_nothing_nothing_is_watched() -> None:
-    watch = ContentionWatch(2, 2, lambda: None)
-    watch.start()
-    assert (watch.waiting(), watch.notice(), watch.short) == (None, None, False)
-    watch.stop()
 
 
 def run(code: str, **environment: str) -> str:
@@ -276,70 +178,3 @@ def test_waits_are_short_between_begin_and_end_and_no_bit_changes() -> None:
     assert min(each[0] for each in found["spinning"]) < 0.5 * short
     assert len({tuple(bits) for bits in found["bits"]}) == 1
     assert len(set(found["threads"])) == 1  # the idle team is gone
-
-
-@linux
-@pytest.mark.slow
-@two_processors
-@pytest.mark.parametrize("nice", [0, 19])
-def test_a_neighbour_is_seen_and_threads_sleep_beside_it(nice: int) -> None:
-    """Loops of two threads with a neighbour a processor: with the watch threads sleep in them instead of spinning.
-
-    A neighbour of low priority is of another session, where autogrouping gives it as much as any other.
-    """
-    said = run(
-        f"NICE = {nice}"
-        + """
-import json, os, resource, subprocess, sys, time
-import psutil
-import torch
-from oncurve import processors
-
-torch.set_num_threads(2)
-SPIN = "import time; until = time.monotonic() + 120\\nwhile time.monotonic() < until: pass"
-os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
-x = torch.randn(2, 32768)
-
-def sleeps(seconds=3.0):
-    began, count = time.monotonic(), 0
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-    while time.monotonic() - began < seconds:
-        for _ in range(20):
-            x.mul_(1.0)
-        count += 20
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before) / count
-
-SPIN = f"import os; os.nice({NICE}); " + SPIN
-neighbours = [subprocess.Popen([sys.executable, "-c", SPIN], start_new_session=NICE > 0) for _ in range(2)]
-try:
-    unwatched = sleeps()
-    contention.watch(2)
-    sleeps()
-    found = {"unwatched": unwatched, "watched": sleeps(), "waiting": contention.waiting()}
-    found["short"] = contention._watch.short
-    found["used"] = sum(sum(psutil.Process(each.pid).cpu_times()[:2]) for each in neighbours)
-finally:
-    for process in neighbours:
-        process.kill()
-print(json.dumps(found))
-"""
-    )
-    found = json.loads(said)
-    if nice and found["used"] < 2:  # of 18 seconds of two processors
-        pytest.skip("the kernel does not divide processors between sessions here")
-    assert found["waiting"] > 0.5  # of six seconds and more
-    assert found["short"]
-    assert found["watched"] > 0.25  # in most loops
-
-
-def test_one_watch_a_process_and_none_after_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contention, "_watch", None)
-    assert (contention.waiting(), contention.notice()) == (None, None)
-    contention.watch(2)
-    first = contention._watch
-    contention.watch(3)
-    assert first is not None
-    assert first is not contention._watch
-    assert not first._thread.is_alive()
-    contention.stop()
-    assert contention._watch is None

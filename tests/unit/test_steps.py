@@ -90,31 +90,6 @@ def test_a_step_ends_with_the_token_that_writes_its_last_character():
     assert located(tokens, [1, 3, 4]) == (0, 0, 1)  # a token may hold two steps
 
 
-def test_what_ends_a_completion_belongs_to_its_last_step():
-    assert located(["a", "\n", "b", ""], [2, 3]) == (1, 3)  # "" is what an EOS reads as
-    assert located(["a", "\n", "b", "</s", "top>"], [2, 3], text="a\nb") == (1, 4)
-    assert located(["a", "b", " ", " ", ""], [2]) == (4,)
-
-
-def test_half_characters_do_not_move_a_step():
-    euro = "€".encode()
-    tokens = ["1", " ", euro[:1], euro[1:], "\n", "2"]
-    assert located(tokens, lines("1 €\n2")) == (4, 5)
-
-
-def test_few_prefixes_are_read_however_long_the_text():
-    tokens = ["x", "\n"] * 2000
-    asked = []
-
-    def text_of(ids):
-        asked.append(len(ids))
-        return "".join(tokens[i] for i in ids)
-
-    ends = lines("".join(tokens))[:3]
-    assert token_ends(ends, "".join(tokens), range(4000), text_of) == (1, 3, 5)
-    assert len(asked) <= 3 * 13
-
-
 PIECES = st.lists(
     st.sampled_from(["a", "\n", " ", "\n\n", "1+1", "日", "é\n", "", b"\xff"]).map(
         lambda piece: piece if isinstance(piece, bytes) else piece.encode()

@@ -1,6 +1,5 @@
 """Worker processes: whatever user code does, a reply comes back in time and nothing is left running."""
 
-import contextlib
 import json
 import os
 import signal
@@ -8,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ import psutil
 import pytest
 
 from fakes.scoring import limit_beyond
+from fakes.waiting import until
 from oncurve.base.errors import ConfigError
 from oncurve.processes.pool import Reply, WorkerPool
 
@@ -91,14 +91,11 @@ ACTIONS = {
     "list": lambda: write_everywhere(b'[9]\\n[9]\\n'),
     "deep": lambda: write_everywhere(b"[" * 5000 + b"\\n"),
     "forked": forked,
-    "late": lambda: threading.Timer(0.1, write_everywhere, (b'{"value": 9}\\n',)).start(),
     "junk": lambda: write_everywhere(b"junk\\n"),
     "number": lambda: write_everywhere(b"5\\n"),
     "close": close_everything,
     "child": lambda: subprocess.Popen(["sleep", "3600"]).pid,
     "pid": os.getpid,
-    "modules": lambda: sorted(sys.modules),
-    "main": lambda: sys.modules["__main__"].__dict__.get("__file__"),
 }
 
 def write_everywhere(data):
@@ -173,16 +170,6 @@ def test_every_fault_has_its_kind_and_takes_no_neighbour_along(pool: WorkerPool,
     assert reply.value is None
 
 
-def test_a_line_too_many_moves_no_reply_to_another_item(pool: WorkerPool) -> None:
-    mischief = ["value", "numbered", "foreign", "half", "list", "forked", "late"]
-    items = [item for n in range(7) for item in (n, mischief[n % len(mischief)])]
-    replies = pool.run(items)
-    assert {reply.fault for reply in replies[1::2]} <= {"died", None}
-    for number, reply in enumerate(replies[::2]):
-        assert reply.value == ["t", number] or reply.fault == "died"  # a late line meets whatever is being answered
-    assert all(reply.value in (None, ["t", number]) for number, reply in enumerate(replies[::2]))
-
-
 def test_a_worker_that_others_killed_is_tried_once_more(tmp_path: Path) -> None:
     (tmp_path / "fragile.py").write_text(
         "import os, signal, pathlib\n"
@@ -201,14 +188,6 @@ def test_a_worker_that_others_killed_is_tried_once_more(tmp_path: Path) -> None:
     assert [reply.value for reply in replies] == ["never", "once", None, "never"]
     assert replies[2].fault == "died"
     assert "for the second time" in replies[2].message
-
-
-def test_a_worker_that_others_kill_while_it_loads_is_started_once_more(tmp_path: Path) -> None:
-    (tmp_path / "late.py").write_text("import time\ntime.sleep(1)\ndef make():\n    return lambda item: item\n")
-    with WorkerPool(f"{tmp_path}/late.py:make", {}, timeout_seconds=60) as pool:
-        time.sleep(0.3)
-        os.kill(pool.pids[0], signal.SIGKILL)
-        assert [reply.value for reply in pool.run([1, 2])] == [1, 2]
 
 
 def test_a_signal_for_the_run_leaves_its_workers_alone(tmp_path: Path) -> None:
@@ -232,15 +211,7 @@ def test_a_file_that_loops_when_it_is_imported_is_refused_within_the_stated_time
 
 
 def test_workers_see_no_secrets_of_the_environment(mischief: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    secrets = (
-        "HF_TOKEN",
-        "WANDB_API_KEY",
-        "AWS_SECRET_ACCESS_KEY",
-        "DATABASE_URL",
-        "MY_KEY",
-        "LC_PASSWORD",
-        "PYTHON_TOKEN",
-    )
+    secrets = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DATABASE_URL", "MY_KEY", "LC_PASSWORD", "PYTHON_TOKEN")
     for name in secrets:
         monkeypatch.setenv(name, f"secret {name}")
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
@@ -254,11 +225,6 @@ def test_workers_see_no_secrets_of_the_environment(mischief: str, monkeypatch: p
         assert [name for name in secrets if f"secret {name}" in text] == ["MY_KEY"]
 
 
-def test_a_variable_that_is_passed_must_be_set(mischief: str) -> None:
-    with pytest.raises(ConfigError, match="env_pass: NO_SUCH_VARIABLE is not set"):
-        WorkerPool(f"{mischief}:Echo", {"tag": "t"}, env_pass=["NO_SUCH_VARIABLE"])
-
-
 @pytest.mark.parametrize("action", ["endless", "sleep", "backtrack", "c_loop"])
 def test_an_item_that_takes_too_long_is_killed_and_the_others_are_answered(
     pool: WorkerPool, action: str, monkeypatch: pytest.MonkeyPatch
@@ -270,12 +236,6 @@ def test_an_item_that_takes_too_long_is_killed_and_the_others_are_answered(
     assert [reply.fault for reply in replies] == [None, "timeout", None, None, None]
     assert replies[1].message == f"no answer within {limit:g} seconds (timeout_seconds)"
     assert len(set(pids) & set(pool.pids)) == 1
-
-
-def test_the_deadline_is_for_an_item_not_for_the_run(tmp_path: Path) -> None:
-    (tmp_path / "naps.py").write_text("import time\ndef make():\n    return lambda s: time.sleep(s)\n")
-    with WorkerPool(f"{tmp_path}/naps.py:make", {}, timeout_seconds=1.0) as pool:
-        assert [reply.fault for reply in pool.run([0.12] * 10)] == [None] * 10
 
 
 def test_the_imports_of_a_call_have_the_time_of_a_start(tmp_path: Path) -> None:
@@ -306,18 +266,6 @@ def test_printing_forking_and_nan_do_not_disturb_the_channel(capfd: pytest.Captu
     assert "raw" in said
 
 
-def test_a_worker_does_not_import_torch_or_the_parents_main(pool: WorkerPool) -> None:
-    modules, main = pool.run(["modules", "main"])
-    assert not {"torch", "numpy", "transformers", "multiprocessing"} & set(modules.value)
-    assert main.value is None
-
-
-def test_a_traceback_begins_in_user_code(pool: WorkerPool) -> None:
-    (reply,) = pool.run(["raise"])
-    assert "mischief.py" in reply.message
-    assert "serve.py" not in reply.message
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -328,15 +276,6 @@ def test_a_traceback_begins_in_user_code(pool: WorkerPool) -> None:
 def test_a_worker_that_cannot_start_says_why(mischief: str, name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words), WorkerPool(f"{mischief}:{name}", {"tag": 1}) as pool:
         pool.run([1])
-
-
-def test_a_worker_that_died_idle_is_replaced_and_blames_no_item(pool: WorkerPool) -> None:
-    pool.run([1])
-    for pid in pool.pids:
-        os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(psutil.NoSuchProcess):  # it may end between two looks
-            psutil.Process(pid).wait()
-    assert [reply.value for reply in pool.run([1, 2])] == [["t", 1], ["t", 2]]
 
 
 def kill_outright(pool: WorkerPool, end: int) -> None:
@@ -378,20 +317,6 @@ def test_a_worker_that_was_asked_to_end_is_replaced_and_its_item_tried_once_more
         assert [reply.value for reply in job.replies()] == [1, 2]
 
 
-def test_workers_that_end_as_soon_as_they_have_started_are_an_error_and_no_endless_loop(mischief: str) -> None:
-    with WorkerPool(f"{mischief}:Echo", {"tag": "t"}) as pool:
-        hand_out = pool._dispatcher._hand_out
-
-        def kill_first() -> None:
-            if pool._dispatcher.workers[0].watched is False and not pool._dispatcher.workers[0].killed:
-                kill_outright(pool, signal.SIGSEGV)
-            hand_out()
-
-        pool._dispatcher._hand_out = kill_first  # type: ignore[method-assign]
-        with pytest.raises(ConfigError, match=r"end before they begin an item.*SIGSEGV"):
-            pool.run([1, 2])
-
-
 def test_a_worker_that_leaks_is_replaced_when_it_reaches_its_limit(tmp_path: Path) -> None:
     (tmp_path / "leak.py").write_text(
         "kept = []\ndef make():\n    return lambda megabytes: kept.append(bytearray(megabytes << 20)) or len(kept)\n"
@@ -418,46 +343,13 @@ def test_an_interrupted_run_leaves_no_stale_answers(pool: WorkerPool) -> None:
     assert [reply.value for reply in pool.run([1, 2])] == [["t", 1], ["t", 2]]
 
 
-def test_workers_begin_with_a_job_before_it_is_whole_and_its_replies_keep_its_order(pool: WorkerPool) -> None:
-    with pool.begin() as job:
-        for n in range(20):
-            job.add([n, n + 100] if n % 2 else [])
-        wait_for(lambda: len(job._work.replies) == 20)  # nobody has asked for them yet
-        job.add([7])
-        replies = job.replies()
-    assert [reply.value[1] for reply in replies] == [m for n in range(1, 20, 2) for m in (n, n + 100)] + [7]
-    assert job.overlapped_seconds > 0
-
-
-def test_two_jobs_in_one_pool_get_their_own_replies(pool: WorkerPool) -> None:
-    with pool.begin() as one, pool.begin() as other:
-        for n in range(10):
-            one.add([n])
-            other.add([-n])
-        assert [reply.value for reply in other.replies()] == [["t", -n] for n in range(10)]
-        assert [reply.value for reply in one.replies()] == [["t", n] for n in range(10)]
-
-
-def test_a_worker_that_hangs_is_killed_at_its_deadline_though_nobody_waits(
-    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool, "timeout_seconds", limit_beyond(lambda: pool.run([1, 2])))
-    pids = pool.pids
-    with pool.begin() as job:
-        job.add(["sleep", 1])
-        wait_for(lambda: set(pids) != set(pool.pids))
-        assert job._work.replies[0].fault == "timeout"
-        job.add([2])
-        assert [reply.value for reply in job.replies()] == [None, ["t", 1], ["t", 2]]
-
-
 def test_a_job_that_is_left_is_cancelled_and_takes_no_neighbour_along(pool: WorkerPool) -> None:
     pool.run([1, 2])
     with pool.begin() as other:
         with suppress(KeyboardInterrupt), pool.begin() as job:
             job.add(["sleep", "sleep", "sleep", "sleep"])
             other.add([5, 6])
-            wait_for(lambda: all(worker.pending for worker in pool._dispatcher.workers))
+            until(lambda: all(worker.pending for worker in pool._dispatcher.workers))
             raise KeyboardInterrupt
         assert [reply.value for reply in other.replies()] == [["t", 5], ["t", 6]]
     job.close()
@@ -482,25 +374,6 @@ def test_a_pool_that_is_closed_or_broken_keeps_nobody_waiting(mischief: str) -> 
                 _ = pool.about
 
 
-def test_workers_outlive_the_thread_that_made_their_pool(mischief: str) -> None:
-    made: list[WorkerPool] = []
-    thread = threading.Thread(target=lambda: made.append(WorkerPool(f"{mischief}:Echo", {"tag": "t"})))
-    thread.start()
-    thread.join()
-    with made[0] as pool:
-        pids = pool.pids
-        assert [reply.value for reply in pool.run([1])] == [["t", 1]]
-        assert pool.pids == pids
-
-
-def test_an_item_that_is_not_json_is_refused_and_arrays_become_lists(pool: WorkerPool) -> None:
-    import numpy as np
-
-    with pytest.raises(TypeError, match="cannot be sent to or from a worker"):
-        pool.run([object()])
-    assert pool.run([{"a": np.arange(3), "b": np.float32(0.5)}])[0].value == ["t", {"a": [0, 1, 2], "b": 0.5}]
-
-
 def test_closing_kills_workers_and_what_they_started(mischief: str) -> None:
     pool = WorkerPool(f"{mischief}:Echo", {"tag": 1}, processes=2)
     started = [reply.value for reply in pool.run(["child", "daemon", "orphan"])]
@@ -514,13 +387,6 @@ def test_closing_kills_workers_and_what_they_started(mischief: str) -> None:
         _ = pool.about
 
 
-def test_a_forgotten_pool_kills_its_workers(mischief: str) -> None:
-    pool = WorkerPool(f"{mischief}:Echo", {"tag": 1})
-    pids = pool.pids
-    del pool
-    wait_gone(pids)
-
-
 @pytest.mark.parametrize("action", ["None", "'sleep'", "'backtrack'", "'endless'", "'c_loop'"])
 def test_no_worker_outlives_a_parent_that_is_killed(mischief: str, action: str) -> None:
     script = f"""
@@ -532,7 +398,6 @@ pool.run([{action}] * 2)
 import time; time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
-        assert parent.stdout is not None
         pids = json.loads(parent.stdout.readline())
         time.sleep(0.1)
         parent.kill()
@@ -561,10 +426,3 @@ def wait_gone(pids: list[int]) -> None:
     while alive := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]:
         assert time.monotonic() < deadline, alive
         time.sleep(0.02)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

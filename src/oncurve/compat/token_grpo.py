@@ -42,7 +42,9 @@ A completion is what the policy wrote, without the prompt. Prompts of different 
 
 
 def _explains_arguments(init: Callable[Concatenate[GRPO, P], None]) -> Callable[Concatenate[GRPO, P], None]:
-    """`GRPO.__init__` with the names of the arguments given (`_said`); an unknown argument is an ArgumentError."""
+    """Return `GRPO.__init__` with the names of the arguments given (`_said`); an unknown argument is an
+    ArgumentError.
+    """
     signature = inspect.signature(init)
     known = [name for name in signature.parameters if name != "self"]
 
@@ -148,7 +150,7 @@ class GRPO:
         self.state = TrainerState()
 
     def train(self, prompts: Tensor | Sequence[Tensor], n_epochs: int = 1) -> dict[str, float]:
-        """`n_epochs` times one step over all prompts `(N, P)` (or N tensors of their own lengths).
+        """Return `n_epochs` times one step over all prompts `(N, P)` (or N tensors of their own lengths).
 
         Returns the last step's metrics: `loss`, `mean_reward`, `kl`, and every declared metric under its own name.
         """
@@ -252,7 +254,7 @@ class AllPrompts:
         return self.prompts, cursor + count
 
     def epoch(self, cursor: int) -> float:
-        """Every step is an epoch."""
+        """Return every step is an epoch."""
         return cursor / len(self.prompts)
 
 

@@ -65,7 +65,7 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        """Whether `needed` is within the available memory."""
+        """Return whether `needed` is within the available memory."""
         return self.needed <= self.budget.available
 
     def to_json(self) -> dict[str, object]:

@@ -20,7 +20,7 @@ class EngineConfig(Protocol):
     def build(
         self, sampling: Sampling, tokenizer: Tokenizer | None, eos_ids: Sequence[int], seed: int
     ) -> RolloutEngine:
-        """An engine for training rollouts by `sampling`, unless a call brings its own.
+        """Return an engine for training rollouts by `sampling`, unless a call brings its own.
 
         tokenizer   for texts and stop strings; None: every text is ""
         eos_ids     token ids that end a completion, those of the model; `sampling.eos_ids` are added
@@ -37,7 +37,7 @@ class LocalEngine(Component):
     def build(
         self, sampling: Sampling, tokenizer: Tokenizer | None, eos_ids: Sequence[int], seed: int
     ) -> RolloutEngine:
-        """An `InProcessEngine`."""
+        """Return an `InProcessEngine`."""
         return InProcessEngine(sampling, tokenizer, eos_ids, seed)
 
 

@@ -30,12 +30,12 @@ class Sampler:
     temperature: float
 
     def __call__(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids `(n,)` and log-probabilities `(n,)` from logits `(n, V)` and uniforms `(n,)`."""
+        """Return ids `(n,)` and log-probabilities `(n,)` from logits `(n, V)` and uniforms `(n,)`."""
         return sample(logits, uniforms, self.temperature)
 
 
 def sample(logits: Tensor, uniforms: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Token ids `(n,)` int64 and their log-probabilities `(n,)` under the distribution they were drawn from.
+    """Return token ids `(n,)` int64 and their log-probabilities `(n,)` under the distribution they were drawn from.
 
     logits       (n, V) of any float type; -inf is a token that cannot be drawn
     uniforms     (n,) float64 in (0, 1), see `oncurve.randomness`
@@ -60,7 +60,7 @@ def sample(logits: Tensor, uniforms: Tensor, temperature: float = 1.0) -> tuple[
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The likeliest ids `(n,)` of logits `(n, V)`, and their log-probabilities `(n,)` at temperature 1.
+    """Return the likeliest ids `(n,)` of logits `(n, V)`, and their log-probabilities `(n,)` at temperature 1.
 
     Temperature 0 has no useful log-probability of its own (it is 0), so that of the unscaled model is recorded.
     """
@@ -70,7 +70,7 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sample_blocks(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """`sample` in two levels, the block by its sum and then the token in it; `(n, 1)` each.
+    """Return `sample` in two levels, the block by its sum and then the token in it; `(n, 1)` each.
 
     The weights are exp((logit - highest) / temperature): each is made once for the sums and freed; those of the
     chosen block are made again.
@@ -91,7 +91,7 @@ def _sample_blocks(logits: Tensor, uniforms: Tensor, temperature: float) -> tupl
 
 
 def _block_sums(logits: Tensor, highest: Tensor, temperature: float) -> Tensor:
-    """The blocks' sums of weights `(n, ⌈V / 64⌉)`; the last block may be shorter."""
+    """Return the blocks' sums of weights `(n, ⌈V / 64⌉)`; the last block may be shorter."""
     count, vocabulary = logits.shape
     blocks = -(-vocabulary // _BLOCK)
     at_once = count if logits.device.type != "cpu" else min(count, max(1, _AT_ONCE // vocabulary))
@@ -111,7 +111,7 @@ def _scale(x: Tensor, temperature: float) -> Tensor:
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The first `i` `(n, 1)` with `cumulative[i] > target`, and the target that was used `(n, 1)`.
+    """Return the first `i` `(n, 1)` with `cumulative[i] > target`, and the target that was used `(n, 1)`.
 
     The target is held below the last sum, or rounding could push it past every token. The token found has itself
     raised the sum above a target that is at least 0 and at least the sum before it: its weight is not zero.

@@ -49,11 +49,11 @@ class Detokenizer:
         self._decode = tokenizer.decode
 
     def __call__(self, ids: Sequence[int]) -> str:
-        """The text of `ids` by themselves."""
+        """Return the text of `ids` by themselves."""
         return str(self._decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def after(self, prompt_ids: Sequence[int]) -> Callable[[Sequence[int]], str]:
-        """A function from a completion's ids to its text after this prompt."""
+        """Return a function from a completion's ids to its text after this prompt."""
         tail = tuple(prompt_ids[-_TAIL:])
         before = self(tail)
 
@@ -131,7 +131,7 @@ class StopTable:
                 )
 
     def candidates(self, ids: Tensor) -> Tensor:
-        """`(n,)` bool: the tokens `ids (n,)` (on the CPU, n > 0) that may complete a stop string."""
+        """Return `(n,)` bool: the tokens `ids (n,)` (on the CPU, n > 0) that may complete a stop string."""
         missing = int(ids.max()) + 1 - len(self._states)
         if missing > 0:
             self._states = torch.cat([self._states, torch.full((missing,), -1, dtype=torch.int8)])
@@ -145,7 +145,7 @@ class StopTable:
         return _HALF in text or any(stop[-1] in text for stop in self.stop)
 
     def cut(self, text: str) -> str | None:
-        """The text before the first stop string in it; None where there is none."""
+        """Return the text before the first stop string in it; None where there is none."""
         starts = [start for start in map(text.find, self.stop) if start >= 0]
         return text[: min(starts)] if starts else None
 
@@ -159,7 +159,8 @@ class StopSearch:
         self._texts: dict[int, GrowingText] = {}
 
     def finished(self, rows: Tensor, ids: Tensor, written: Callable[[int, int], list[int]]) -> dict[int, str]:
-        """Rows whose newest token completed a stop string, each with its final text, which ends before the string.
+        """Return rows whose newest token completed a stop string, each with its final text, which ends before the
+        string.
 
         rows     (k,) int64, the numbers of the rows that are still growing; on the CPU
         ids      (k,) int64, their newest tokens; on the CPU

@@ -43,7 +43,6 @@ def completion_losses(
     ]
     before = old_lp
     if config.objective == "dppo" and old is not None:  # its ratio is to the sampler, whatever the old policy is
-        assert sampler is not None
         before = [torch.tensor(sampler[t], dtype=torch.float64) for t in at]
     policy = OBJECTIVES[config.objective](lp, before, advantage, config)
     if weights is not None:

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from oncurve.advantages import ADVANTAGE_KINDS, GAEAdvantage, GroupAdvantage, check_advantage, distillation_advantages
+from oncurve.advantages import GAEAdvantage, GroupAdvantage, distillation_advantages
 from oncurve.advantages.distill import Distill
 from oncurve.batching import collate
-from oncurve.components import build, described
 from oncurve.types import AdvantagesAndReturns, Completion, Group, Prompt, Score, TrainBatch
 
 
@@ -30,11 +29,6 @@ def test_by_hand() -> None:
     batch = batch_of([0.0, 0.0], [[-1.0, -2.0, -0.5], [-3.0]], [[-0.5, -2.5, -0.5], [-1.0]])
     assert Distill(teacher="t")(batch).tolist() == [[0.5, -0.5, 0.0], [2.0, 0.0, 0.0]]
     assert Distill(teacher="t", weight=0.5)(batch).tolist() == [[0.25, -0.25, 0.0], [1.0, 0.0, 0.0]]
-
-
-def test_the_old_policy_counts_where_it_is_known() -> None:
-    batch = batch_of([0.0], [[-1.0]], [[-0.5]])
-    assert Distill(teacher="t")(batch.having(old_logprobs=torch.tensor([[-1.5]]))).tolist() == [[1.0]]
 
 
 def test_a_reward_by_weight_is_added() -> None:
@@ -117,19 +111,3 @@ def test_a_batch_without_a_teacher_is_refused() -> None:
     batch = batch_of([0.0], [[-1.0]], [[-0.5]])
     with pytest.raises(ValueError, match="teacher_logprobs"):
         Distill(teacher="t")(batch.having(teacher_logprobs=None))
-
-
-def test_it_is_built_from_tables() -> None:
-    made = build({"kind": "distill", "teacher": "t", "base": {"kind": "grpo", "ddof": 0}}, ADVANTAGE_KINDS, "advantage")
-    assert made == Distill(teacher="t", base=GroupAdvantage(ddof=0))
-    assert build({"kind": "distill", "teacher": "t", "base": "grpo"}, ADVANTAGE_KINDS, "advantage") == Distill(
-        teacher="t", base=GroupAdvantage()
-    )
-    assert check_advantage(made) is None
-
-
-def test_its_equation_has_both_parts() -> None:
-    equation = described(Distill(teacher="t", weight=0.5, base=GroupAdvantage(scale="none")))
-    assert equation.term == "0.5 (log π_T - log π_old) at the token + A_it"
-    assert equation.legend["A_it"] == "r_i - mean r, the mean of its group of G"
-    assert equation.legend["π_T"] == "the teacher: t"

@@ -1,12 +1,17 @@
 """Group advantages of batches laid out in any way, against the formula written out with Python's `statistics`."""
 
+import random
 import statistics
 
 import pytest
 import torch
 
-from oncurve.advantages import group_advantages
+from oncurve.advantages import GAEAdvantage, gae, group_advantages, process_advantages
 from oncurve.advantages.group import Scale
+from oncurve.batching import collate, token_rewards
+from oncurve.types import Completion, Group, Prompt, Score
+from oracles.plain_gae import plain_gae
+from oracles.plain_process import plain_process_advantages
 
 LAYOUTS = {
     "even": [0, 0, 0, 0, 1, 1, 1, 1],
@@ -50,3 +55,105 @@ def test_what_it_is_given_is_not_changed() -> None:
     torch.testing.assert_close(
         group_advantages(every_other, valid, ids), group_advantages(every_other.clone(), valid, ids)
     )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_is_what_sums_give(seed):
+    rng = random.Random(seed)
+    rows, width = rng.randint(1, 4), rng.randint(1, 7)
+    rewards, values = ([[rng.gauss(0, 1) for _ in range(width)] for _ in range(rows)] for _ in range(2))
+    mask = [[rng.random() < 0.7 for _ in range(width)] for _ in range(rows)]
+    mask = [row if any(row) else [True] * width for row in mask]
+    beyond = [rng.choice([0.0, rng.gauss(0, 1)]) for _ in range(rows)]
+    gamma, lam = rng.choice([1.0, 0.9]), rng.choice([0.0, 0.5, 1.0])
+    tensors = (torch.tensor(rewards), torch.tensor(values), torch.tensor(mask))
+    advantages, returns = gae(*tensors, gamma, lam, torch.tensor(beyond))
+    for row in range(rows):
+        first = mask[row].index(True)  # a reward before any trained token reaches nobody
+        plain = [0.0] * first + rewards[row][first:]
+        wanted = plain_gae(plain, values[row], mask[row], gamma, lam, beyond[row])
+        assert advantages[row].tolist() == pytest.approx(wanted[0], abs=1e-5)
+        assert returns[row].tolist() == pytest.approx(wanted[1], abs=1e-5)
+
+
+def test_step_rewards_stand_at_their_ends_and_take_the_place_of_the_whole():
+    completion = Completion((1, 2, 3, 4), "", (-1.0,) * 4, "eos", 0, 0)
+    scores = (
+        Score(9.0, step_ends=(1, 1, 3), step_rewards=(0.5, 0.25, -1.0)),
+        Score(2.0),
+        Score(0.0, valid=False),
+    )
+    batch = collate([Group(Prompt(0, "", (1,)), (completion,) * 3, scores)])
+    assert token_rewards(batch).tolist() == [[0, 0.75, 0, -1.0], [0, 0, 0, 2.0], [0, 0, 0, 0]]
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_shapes_that_differ_and_missing_values_are_refused():
+    with pytest.raises(ValueError, match="one shape"):
+        gae(torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 2, dtype=torch.bool))
+    batch = collate([Group(Prompt(0, "", (1,)), (Completion((1,), "", (0.0,), "eos", 0, 0),), (Score(1.0),))])
+    with pytest.raises(ValueError, match="critic"):
+        GAEAdvantage()(batch)
+    with pytest.raises(ValueError, match="after the last"):
+        GAEAdvantage(bootstrap=True)(batch.having(values=torch.zeros(1, 1)))
+
+
+def random_groups(rng: random.Random) -> list[list[tuple[int, list[tuple[int, float]]]]]:
+    def completion() -> tuple[int, list[tuple[int, float]]]:
+        length = rng.randint(1, 9)
+        ends = sorted(rng.randrange(length) for _ in range(rng.randint(0, 4)))  # two may share a token
+        return length, [(end, rng.choice([0.0, 0.25, 1.0, rng.gauss(0, 3)])) for end in ends]
+
+    return [[completion() for _ in range(rng.randint(2, 5))] for _ in range(rng.randint(1, 4))]
+
+
+def tensors(groups, spoiled=None):
+    rows = [row for group in groups for row in group]
+    most = max(1, max(len(steps) for _, steps in rows))
+    rewards = torch.full((len(rows), most), 99.0, dtype=torch.float64)
+    ends = torch.full((len(rows), most), -7)
+    for index, (_, steps) in enumerate(rows):
+        for column, (end, reward) in enumerate(steps):
+            rewards[index, column], ends[index, column] = reward, end
+    counts = torch.tensor([len(steps) for _, steps in rows])
+    valid = torch.tensor([index != spoiled for index in range(len(rows))])
+    group_ids = torch.tensor([number for number, group in enumerate(groups) for _ in group])
+    return rewards, ends, counts, valid, group_ids, max(length for length, _ in rows)
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("seed", range(40))
+def test_it_is_what_loops_give(seed, ddof):
+    groups = random_groups(random.Random(seed))
+    got = process_advantages(*tensors(groups), ddof=ddof)
+    wanted = [row for group in plain_process_advantages(groups, ddof) for row in group]
+    for row, numbers in zip(got, wanted, strict=True):
+        assert row[: len(numbers)].tolist() == pytest.approx(numbers, abs=1e-10)
+        assert row[len(numbers) :].tolist() == [0.0] * (len(row) - len(numbers))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_completion_that_is_not_valid_is_as_if_it_were_not_there(seed):
+    groups = random_groups(random.Random(seed))
+    got = process_advantages(*tensors(groups, spoiled=1))
+    groups[0][1] = (groups[0][1][0], [])
+    assert torch.equal(got, process_advantages(*tensors(groups)))
+    assert got[1].abs().max() == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scaling_and_moving_all_rewards_changes_nothing(seed):
+    groups = random_groups(random.Random(seed))
+    rewards, *others = tensors(groups)
+    torch.testing.assert_close(
+        process_advantages(3.0 * rewards + 5.0, *others, eps=0.0), process_advantages(rewards, *others, eps=0.0)
+    )
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_shapes_that_do_not_fit_and_steps_outside_a_row_are_refused():
+    rewards, ends, counts, valid, group_ids, length = tensors([[(3, [(2, 1.0)]), (3, [(1, 0.0)])]])
+    with pytest.raises(ValueError, match="do not fit"):
+        process_advantages(rewards, ends[:1], counts, valid, group_ids, length)
+    with pytest.raises(ValueError, match="steps end at tokens 0 to 1 of a row, got"):
+        process_advantages(rewards, ends, counts, valid, group_ids, 2)

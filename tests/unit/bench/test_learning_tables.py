@@ -1,11 +1,11 @@
-"""The tables of docs/learning.md: what is run, what is computed from it, and that the page says what was measured."""
+"""The table of docs/learning.md: what is run, what is computed from it, and that the page says what was measured."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.learning import adapters, presets
+from bench.learning import presets
 from bench.learning.runs import PAGE, filled, measured, read
 
 from oncurve.config import load_config
@@ -40,19 +40,6 @@ def test_the_difference_is_paired_over_problems_and_seeds() -> None:
     assert "not measured |" in presets.table({"runs": {"rloo": runs}})
 
 
-def test_an_arm_is_compared_at_its_own_best_rate_on_other_seeds() -> None:
-    runs: dict[str, Any] = {}
-    for rank in adapters.RANKS:
-        for place, rate in enumerate(adapters.rates("arithmetic", rank)):
-            runs[adapters.arm("arithmetic", rank, rate)] = {"100": result([0.0, 0.0, 0.0, 0.1 * (place == 1)])}
-        best = adapters.rates("arithmetic", rank)[1]
-        runs[adapters.arm("arithmetic", rank, best)] |= {str(s): result([0, 0, 0, 0.5 + 0.1 * s]) for s in range(3)}
-    lines = adapters.table({"runs": runs}).splitlines()
-    assert lines[2] == "| `arithmetic` | full fine-tuning | 0.00025 | 0.600 (0.500 to 0.700) |  |"
-    assert lines[5] == "| `arithmetic` | LoRA, rank 16 | 0.0025 | 0.600 (0.500 to 0.700) | +0.000 |"
-    assert adapters.at_the_end({"reward_mean": [0, 0, 0, 0, 0, 0, 1, 3]}) == 2
-
-
 def test_runs_of_another_size_are_not_kept(tmp_path: Path) -> None:
     file = tmp_path / "runs.json"
     file.write_text(json.dumps({"size": {"steps": 3}, "runs": {"a": {"0": {}}}}))
@@ -63,11 +50,7 @@ def test_runs_of_another_size_are_not_kept(tmp_path: Path) -> None:
     assert found["runs"] == {"a": {"0": {}}}
 
 
-@pytest.mark.parametrize(("part", "writer"), [("presets", presets), ("adapters", adapters)])
-def test_the_page_says_what_was_measured(part: str, writer: Any) -> None:
+def test_the_page_says_what_was_measured() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    if writer.OUT.is_file():
-        found = json.loads(writer.OUT.read_text(encoding="utf-8"))
-        assert filled(page, part, writer.table(found)) == page, f"run: python -m bench.learning.{part}"
-    else:
-        assert f"<!-- begin {part} -->\nNot measured" in page
+    found = json.loads(presets.OUT.read_text(encoding="utf-8"))
+    assert filled(page, "presets", presets.table(found)) == page, "run: python -m bench.learning.presets"

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 
@@ -14,15 +13,11 @@ from fakes.deadly import make_deadly
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups, tiny_model
 from fakes.vllm_server import server_program, tiny_llama
-from oncurve.advantages import GroupAdvantage
 from oncurve.base.errors import ConfigError
-from oncurve.batching import collate
-from oncurve.cluster import Ended, FleetLearner, HostCluster, HostFleet, Replied
-from oncurve.learner import LearnerConfig
-from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
+from oncurve.cluster import FleetLearner, HostCluster
 from oncurve.models import LocalWeights
-from oncurve.processes.fleets.channel import pickled
-from oncurve.processes.fleets.devices import VISIBLE, Gpus, check_settings, entries_of, gpus_of, placed
+from oncurve.processes.fleets import HostFleet, ProcessEnded, Replied
+from oncurve.processes.fleets.devices import VISIBLE, Gpus, check_settings, placed
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
 
@@ -56,20 +51,6 @@ def test_too_few_gpus_are_refused_with_what_is_needed_and_what_to_lower() -> Non
         placed(gpus(0), 1, 1, 0)
 
 
-def test_gpus_of_two_models_are_refused_only_where_both_would_be_used() -> None:
-    several = gpus(3, "H100", "H100", "A100")
-    assert placed(several, 1, 1, 1).workers == ("b",)
-    with pytest.raises(ConfigError, match=r"A100 and H100, whose results differ .* set CUDA_VISIBLE_DEVICES"):
-        placed(several, 2, 1, 1)
-
-
-def test_the_entries_of_a_process_that_sees_some_gpus_are_passed_on() -> None:
-    assert entries_of(None, 3) == ["0", "1", "2"]
-    assert entries_of("4, 6", 2) == ["4", "6"]
-    assert entries_of("GPU-1f,GPU-2e,9", 2) == ["GPU-1f", "GPU-2e"]
-    assert gpus_of(torch.device("cpu")) is None
-
-
 class Seeing:
     """Says which GPUs its process sees, and which its nursery saw."""
 
@@ -98,39 +79,9 @@ def test_each_place_sees_its_own_gpus_also_after_a_death_and_the_nursery_none() 
         assert answers(fleet) == [("", "3"), ("", "5,6")]
         fleet.kill(fleet.up()[1], "enough")
         deadline = time.monotonic() + 60
-        while not any(isinstance(event, Ended) for event in fleet.wait(0.5)):
+        while not any(isinstance(event, ProcessEnded) for event in fleet.wait(0.5)):
             assert time.monotonic() < deadline
         assert answers(fleet) == [("", "3"), ("", "5,6")]
-
-
-def test_what_is_pickled_for_another_process_keeps_bits_names_and_what_is_tied() -> None:
-    model = tiny_model(torch.bfloat16, tied=True)
-    copy = cloudpickle.loads(pickled(model))
-    assert copy.module.out.weight is copy.module.embedding.weight
-    assert {name: tensor.dtype for name, tensor in copy.module.state_dict().items()} == {
-        name: tensor.dtype for name, tensor in model.module.state_dict().items()
-    }
-    assert all(
-        torch.equal(copy.module.state_dict()[name], tensor) for name, tensor in model.module.state_dict().items()
-    )
-
-
-@pytest.mark.slow
-def test_workers_that_are_placed_and_moved_sample_the_tokens_of_one_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """All but CUDA itself: the device that they are moved to is a processor."""
-    sampling = Sampling(group_size=3, max_new_tokens=8)
-    prompts = [Prompt(number, "", (number, 3)) for number in range(5)]
-    build = partial(InProcessEngine, sampling, seed=5)
-    model, found = tiny_model(torch.float32), []
-    for count in (0, 2):
-        monkeypatch.setattr("oncurve.cluster.making.seen_by", lambda model: gpus(3))
-        cluster = HostCluster(rollout_workers=count, shard_groups=2)
-        with cluster.rollout_engine(build(), build, sampling) as engine:
-            engine.follow(LocalWeights(model, 0))
-            found.append(engine.generate(prompts, 0))
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
@@ -147,33 +98,6 @@ def test_what_does_not_go_with_gpus_is_refused_by_name(given: tuple[bool, bool, 
     assert all(word in str(error.value) for word in words)
     check_settings(True, False, 8)
     check_settings(False, True, 1)
-
-
-def test_servers_that_run_already_take_no_gpu_of_this_machine() -> None:
-    settings = {"rollout_workers": 2, "rollout_gpus": 4, "engine": "vllm", "learner_ranks": 2}
-    there = HostCluster.model_validate({**settings, "vllm_addresses": ["http://127.0.0.1:1", "http://127.0.0.1:2"]})
-    assert there.placement(gpus(2)).ranks == ("b",)
-    with pytest.raises(ConfigError, match="need 10, and this machine has 2"):
-        HostCluster.model_validate(settings).placement(gpus(2))
-
-
-@pytest.mark.slow
-def test_ranks_that_are_placed_and_divide_a_model_make_the_updates_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but CUDA and NCCL themselves: the device that the ranks compute on is a processor."""
-    found = []
-    for places in (gpus(3), None):
-        monkeypatch.setattr("oncurve.cluster.making.seen_by", lambda model, places=places: places)
-        model = tiny_model(torch.float32)
-        make = partial(LearnerConfig(learning_rate=0.01).build, model, Clipped(), Regularizer(KLPenalty(coef=0.1)))
-        learner = HostCluster(learner_ranks=2, sharding="fsdp").learner(make, [model])
-        try:
-            batch = learner.score(collate(random_groups(count=4, size=4)), frozenset({"old", "reference"}))
-            batch = batch.with_advantages(GroupAdvantage()(batch))
-            learner.update(batch.with_weights(TokenMean()(batch)))
-            found.append({name: one.clone() for name, one in learner.weights().model.module.named_parameters()})
-        finally:
-            learner.close()
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 @pytest.mark.slow

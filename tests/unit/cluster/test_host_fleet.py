@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from bench.cluster.memory import process_memory
 
-from oncurve.base.errors import ConfigError
-from oncurve.cluster import Ended, Fleet, HostFleet, Replied
-from oncurve.cluster.sharding.shard_rank import process_memory
+from oncurve.base.errors import ConfigError, TrainingError
+from oncurve.processes.fleets import Fleet, HostFleet, ProcessEnded, Replied
 
 LIMIT = 240.0
 """Against hangs: no speed is asserted."""
@@ -43,13 +43,13 @@ class Holder:
         return process_memory()["now"] - before
 
 
-def events(fleet: Fleet, enough: Callable[[list[Replied | Ended]], bool]) -> list[Replied | Ended]:
+def events(fleet: Fleet, enough: Callable[[list[Replied | ProcessEnded]], bool]) -> list[Replied | ProcessEnded]:
     """What has happened by the time that it is enough."""
-    found: list[Replied | Ended] = []
+    found: list[Replied | ProcessEnded] = []
     deadline = time.monotonic() + LIMIT
     while not enough(found):
         assert time.monotonic() < deadline, found
-        found += [event for event in fleet.wait(0.2) if isinstance(event, Replied | Ended)]
+        found += [event for event in fleet.wait(0.2) if isinstance(event, Replied | ProcessEnded)]
     return found
 
 
@@ -88,7 +88,7 @@ def test_sending_to_a_stopped_process_makes_no_caller_wait() -> None:
             (living, 1 << 22)
         ] * 3
         fleet.kill(stopped, "enough")
-        assert events(fleet, lambda found: len(found) == 1) == [Ended(stopped, "enough")]
+        assert events(fleet, lambda found: len(found) == 1) == [ProcessEnded(stopped, "enough")]
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,10 @@ def test_a_nursery_that_is_killed_or_stopped_is_replaced(
     with HostFleet(Holder, 2, silence_seconds=3.0) as fleet:
         before = fleet.settled(LIMIT)
         nursery = psutil.Process(pid_of(fleet, before[0])).parent()
-        assert nursery is not None
         nursery.send_signal(signal.Signals[number])
         found = events(fleet, lambda found: len(found) == 2)
         assert {event.process for event in found} == set(before)
-        assert all(isinstance(event, Ended) and words in event.cause for event in found)
+        assert all(isinstance(event, ProcessEnded) and words in event.cause and event.told for event in found)
         after = fleet.settled(LIMIT)
         assert len(after) == 2
         assert not set(after) & set(before)
@@ -149,7 +148,7 @@ def test_a_nursery_that_ends_before_it_has_made_anything_is_an_error_with_its_ca
 STOPS = """
 import os, signal, threading, time
 from fakes.calls import Counted
-from oncurve.cluster import HostFleet
+from oncurve.processes.fleets import HostFleet
 
 with HostFleet(Counted, 2, silence_seconds=5.0) as fleet:
     before = fleet.settled(120)
@@ -175,7 +174,6 @@ def test_a_run_that_was_stopped_and_goes_on_loses_no_process() -> None:
         text=True,
         env={**os.environ, "PYTHONPATH": path},
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGSTOP)
         time.sleep(8)
@@ -212,16 +210,10 @@ def test_deaths_leave_no_descriptor_no_thread_and_no_child() -> None:
             time.sleep(0.1)
 
 
-@pytest.mark.slow
-def test_more_processes_than_its_socket_takes_orders_for_are_all_forked() -> None:
-    with HostFleet(Holder, 150) as fleet:
-        assert len(fleet.settled(LIMIT)) == 150
-
-
 MEETS = """
 import sys, time
 from fakes.calls import Counted
-from oncurve.cluster import HostFleet
+from oncurve.processes.fleets import HostFleet
 from oncurve.parallel import World
 
 fleet = HostFleet(Counted, 1)
@@ -241,7 +233,6 @@ def test_a_process_that_is_killed_leaves_nothing_of_its_fleet_in_the_temporary_f
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen([sys.executable, "-c", MEETS], env=environment, stdout=subprocess.PIPE) as driver:
         try:
-            assert driver.stdout is not None
             assert driver.stdout.readline() == b"met\n"
             family = psutil.Process(driver.pid).children(recursive=True)
             assert len(family) == 2  # the nursery and its process
@@ -249,3 +240,16 @@ def test_a_process_that_is_killed_leaves_nothing_of_its_fleet_in_the_temporary_f
             driver.kill()
     assert psutil.wait_procs(family, timeout=LIMIT)[1] == []
     assert [left.name for left in tmp_path.iterdir() if "inductor" not in left.name] == []
+
+
+def test_an_error_of_the_fleets_own_thread_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HostFleet(Holder, 1) as fleet:
+
+        def broken(seconds: float) -> None:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(fleet._spawner, "wait", broken)
+        with pytest.raises(TrainingError, match=r"cannot be served any more: OSError: .* Too many open files"):
+            fleet.settled(60.0)
+        with pytest.raises(TrainingError, match="Too many open files"):
+            fleet.wait(0.0)

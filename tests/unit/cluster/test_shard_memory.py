@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from bench.cluster.memory import memory_of_ranks, process_memory
 
 from fakes.tiny_policy import random_groups
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster
 from oncurve.cluster.sharding.outline import Outline
-from oncurve.cluster.sharding.shard_rank import process_memory
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
 from oncurve.machine.threads import keep_freed_memory, return_freed_memory
@@ -55,14 +55,14 @@ def peaks(ranks: int, layers: int, hidden: int) -> list[list[int]]:
     cluster = HostCluster(learner_ranks=ranks, sharding="fsdp", wait_seconds=300.0)
     learner: Any = cluster.learner(partial(make, llama(layers, hidden)))
     try:
-        start = learner.memory()
+        start = memory_of_ranks()
         batch = learner.score(collate(random_groups(count=4, size=4, seed=0)), frozenset({"old"}))
         batch = batch.with_advantages(GroupAdvantage()(batch))
         batch = batch.with_weights(AGGREGATION_KINDS["token-mean"]()(batch))
-        learner.memory()
+        memory_of_ranks()
         for _ in range(2):
             assert not learner.update(batch).skipped
-        found = learner.memory()
+        found = memory_of_ranks()
     finally:
         learner.close()
         torch.set_num_threads(before)
@@ -104,12 +104,3 @@ def test_a_recipe_for_ranks_has_the_shapes_of_a_model_and_no_weights() -> None:
     assert {name: tensor.shape for name, tensor in found.named_parameters()} == shapes
     assert all(parameter.is_meta for parameter in found.parameters())
     assert not any(buffer.is_meta for buffer in found.buffers())
-
-
-def test_tied_parameters_stay_one_in_a_recipe() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    tied = LlamaForCausalLM(LlamaConfig(vocab_size=29, intermediate_size=16, tie_word_embeddings=True, **shape))
-    found = sent_over(Outline(partial(make, wrap(tied))))[0].args[0].module
-    assert found.get_input_embeddings().weight is found.get_output_embeddings().weight

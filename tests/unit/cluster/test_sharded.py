@@ -10,36 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fakes.adapted import adapted
-from fakes.learning import gradient, relative_error
 from fakes.shards import batch_for, llama, make_learner, make_llama, sharded, whole_state
-from fakes.tiny_policy import random_groups
-from fakes.tolerance import assert_close
 from oncurve.base.errors import ConfigError, LostStateError, TrainingError
-from oncurve.batching import collate
 from oncurve.cluster.sharding.shard_learner import ShardLearner
-from oncurve.durable import StorageError, read_tensors
+from oncurve.durable import StorageError
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import OBJECTIVE_KINDS, KLPenalty, Regularizer
 from oncurve.models import wrap
-
-
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_gradient_of_ranks_is_that_of_one_process(tmp_path: Path, ranks: int) -> None:
-    one = make_llama()
-    batch = batch_for(one)
-    right = gradient(one, batch)
-    with sharded(ranks) as learner:
-        mine = batch_for(learner)
-        for name in ("old_logprobs", "ref_logprobs", "entropy"):
-            assert_close(getattr(mine, name), getattr(batch, name))
-        metrics = learner.update(batch).metrics.result()
-        found = whole_state(tmp_path, json.loads(json.dumps(learner.save(tmp_path))))
-    moments = torch.cat([found[f"moment1.{name}"].flatten().double() for name in one.optimizer.trained])
-    assert relative_error(moments / (1 - 0.9), right) < 2e-6
-    assert metrics["optim/grad_norm"] == pytest.approx(float(right.norm()), rel=1e-6)
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -52,90 +31,6 @@ def test_shards_leave_out_an_update_without_a_gradient(tmp_path: Path, ranks: in
             states.append(whole_state(tmp_path, json.loads(json.dumps(learner.save(tmp_path)))))
         assert learner.version == 1
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "settings", "near"),
-    [
-        (None, {}, 2e-6),
-        (None, {"tied": True, "gradient_checkpointing": True, "max_grad_norm": 0.1}, 2e-6),
-        (torch.bfloat16, {}, 2e-2),
-    ],
-    ids=["float32", "tied and checkpointed", "bfloat16"],
-)
-def test_a_checkpoint_of_four_ranks_goes_on_with_one_and_two(
-    tmp_path: Path, dtype: torch.dtype | None, settings: dict[str, Any], near: float
-) -> None:
-    one = make_llama(dtype, **settings)
-    batches = [batch_for(one, seed) for seed in range(4)]
-    for batch in batches:
-        one.update(batch)
-    right = {name: master.detach().clone() for name, master in one.optimizer.masters.items()}
-    saved, record = tmp_path / "four", {}
-    saved.mkdir()
-    with sharded(4, dtype=dtype, **settings) as learner:
-        for batch in batches[:2]:
-            assert not learner.update(batch).skipped
-        record = json.loads(json.dumps(learner.save(saved)))
-        weights = {name: tensor.clone() for name, tensor in learner.weights().model.module.named_parameters()}
-    written = whole_state(saved, record)
-    for ranks in (1, 2):
-        with sharded(ranks, dtype=dtype, **settings) as learner:
-            learner.load(saved, record)
-            assert learner.version == 2
-            again = tmp_path / f"again-{ranks}"
-            again.mkdir()
-            read = whole_state(again, json.loads(json.dumps(learner.save(again))))
-            assert all(torch.equal(read[name], tensor) for name, tensor in written.items())
-            now = dict(learner.weights().model.module.named_parameters())
-            assert all(torch.equal(now[name], tensor) for name, tensor in weights.items())
-            for batch in batches[2:]:
-                learner.update(batch)
-            learner.export(tmp_path / f"model-{ranks}")
-        exported = read_tensors(tmp_path / f"model-{ranks}" / "model.safetensors")
-        for name, tensor in exported.items():
-            assert tensor.dtype == torch.float32
-            assert float((tensor - right[name]).abs().max()) <= near * float(right[name].abs().max().clamp(min=1)), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "alpha"), [(None, 1.0), (None, 0.3), (torch.bfloat16, 0.3)], ids=["copy", "average", "bfloat16"]
-)
-def test_a_reference_that_moves_is_that_of_one_process_and_is_resumed(
-    tmp_path: Path, dtype: torch.dtype | None, alpha: float
-) -> None:
-    def apart(first: Tensor, second: Tensor) -> float:
-        return float((first - second).abs().mean())
-
-    def scored(learner: Any) -> Tensor:
-        found = learner.score(plain, frozenset({"reference"})).ref_logprobs
-        assert found is not None
-        return found
-
-    one = make_llama(dtype)
-    plain, batches = collate(random_groups(count=4, size=4, seed=9)), [batch_for(one, seed) for seed in range(2)]
-    still = scored(one)
-    for batch in batches:
-        one.update(batch)
-        one.move_reference(alpha)
-    with sharded(2, dtype=dtype) as learner:
-        for batch in batches:
-            learner.update(batch)
-            learner.move_reference(alpha)
-        moved, changes = scored(learner), learner.changes
-        record = json.loads(json.dumps(learner.save(tmp_path)))
-    near = (1e-3 if dtype is None else 0.2) * apart(moved, still)
-    assert apart(moved, still) > 0.001
-    assert apart(moved, scored(one)) < near
-    with sharded(1, dtype=dtype) as learner:
-        learner.load(tmp_path, record)
-        assert learner.changes == changes
-        assert_close(scored(learner), moved)
-        learner.move_reference(alpha)
-        one.move_reference(alpha)
-        assert apart(scored(learner), scored(one)) < near
 
 
 def make_stored_in_bfloat16(tokenizer: object = None, make: type[LocalLearner] = LocalLearner) -> Any:
@@ -157,18 +52,6 @@ def test_small_updates_of_weights_that_are_stored_in_bfloat16_are_kept_in_float3
             assert torch.equal(before[name], before[name].bfloat16().float())
             assert 0 < float((now - before[name]).abs().max()) < 2e-6
             assert float((now - right).abs().max()) < 4e-6
-
-
-def test_checkpointed_layers_are_computed_again_in_the_backward_pass() -> None:
-    times = []
-    for checkpointing in (False, True):
-        with sharded(1, gradient_checkpointing=checkpointing) as learner:
-            batch, calls = batch_for(learner), []
-            layer = learner.local.model.module.model.layers[0].mlp
-            layer.register_forward_pre_hook(lambda *ignored, calls=calls: calls.append(1))
-            learner.update(batch)
-            times.append(len(calls))
-    assert times[1] == 2 * times[0] > 0
 
 
 @pytest.mark.slow

@@ -19,10 +19,10 @@ from fakes.interrupted_worker import InterruptedWorker, ReleasingWorker
 from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.base.errors import DataError, ModelError
 from oncurve.cluster import FleetEngine, HostCluster, rollout_shards
-from oncurve.cluster.workers.busy import Busy
+from oncurve.cluster.workers.timing import Busy
 from oncurve.models import CausalModel, LocalWeights, changing_tensors, held
 from oncurve.randomness import permutation
-from oncurve.rollout import Sampling, worked
+from oncurve.rollout import Sampling
 from oncurve.types import Group, Prompt
 
 SAMPLING = Sampling(group_size=3, max_new_tokens=8)
@@ -243,17 +243,17 @@ def test_two_workers_that_are_killed_and_fail_give_the_groups_of_one_process(
 
 def test_workers_are_busy_while_they_have_a_shard(orders: Path) -> None:
     with workers(orders, 0) as alone:
-        assert worked(alone) is None
+        assert alone.worked() is None
     with workers(orders, 2) as engine:
-        assert worked(engine) == 0
+        assert engine.worked() == 0
         engine.follow(LocalWeights(tiny_model(torch.float32), 0))
         began = time.perf_counter()
         engine.generate(PROMPTS, 0)
-        after = worked(engine)
+        after = engine.worked()
         assert after is not None
         assert 0 < after < time.perf_counter() - began
         time.sleep(0.05)
-        assert worked(engine) == after  # no worker has a shard any more
+        assert engine.worked() == after  # no worker has a shard any more
 
 
 def test_busy_time_is_that_of_all_processes_up_to_now() -> None:
@@ -296,19 +296,6 @@ def test_a_worker_without_a_shard_takes_the_next_weights_while_others_decode(
             assert engine.measured()["cluster/weights_bytes"] == (3 - 2 * step) * whole
 
 
-def test_weights_that_were_prepared_and_are_not_followed_are_forgotten(orders: Path) -> None:
-    right, _ = rollouts(orders, 0, 2)
-    model = tiny_model(torch.float32)
-    other = held(LocalWeights(model, 7))
-    change(other.model, 7)
-    with workers(orders, 1) as engine:
-        for step in range(2):
-            engine.follow(LocalWeights(model, step))
-            engine.prepare(other)
-            assert engine.generate(PROMPTS, step) == right[step]
-            change(model, step)
-
-
 def test_an_error_of_the_input_is_the_one_that_one_process_gives(orders: Path) -> None:
     with workers(orders, 1) as engine:
         engine.follow(LocalWeights(tiny_model(torch.float32), 0))
@@ -333,7 +320,7 @@ def test_a_worker_that_is_stopped_or_never_ends_is_replaced(
     orders: Path, action: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if action == "hang":
-        monkeypatch.setattr("oncurve.cluster.workers.deadlines.SHORTEST_DEADLINE", 3.0)
+        monkeypatch.setattr("oncurve.cluster.workers.timing.SHORTEST_DEADLINE", 3.0)
     right, _ = rollouts(orders, 0, 3)
     found, measured = rollouts(orders, 2, 3, lambda step: order(orders, action) if step == 1 else None)
     assert found == right
@@ -388,10 +375,3 @@ def test_a_worker_killed_every_second_changes_no_bit(orders: Path) -> None:
             thread.join()
     assert len(killed) >= 4
     assert steps > 10
-
-
-def test_a_rollout_whose_engine_is_closed_from_elsewhere_ends(tmp_path: Path) -> None:
-    with workers(tmp_path, 1) as engine:
-        engine.follow(LocalWeights(tiny_model(torch.float32), 0))
-        with pytest.raises(RuntimeError, match="closed during a rollout"):
-            engine.generate(PROMPTS, 0, None, lambda index, group: engine.close())

@@ -1,13 +1,10 @@
 """`[cluster]`: what the plan says of it, and that a lag is a part of the result."""
 
-from fnmatch import fnmatchcase
-
 import pytest
 
 from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
 from oncurve.config.sentences.plan import plan
-from oncurve.run.directory.identity import FREE
 
 HOST = ("cluster.kind=host", "rewards=[{kind='task'}]")
 
@@ -34,10 +31,6 @@ def test_a_lag_that_nothing_corrects_is_noted() -> None:
     assert note not in text
     assert "the ratio is 1 and clipping cannot bind" in text
     assert note not in said()
-
-
-def test_a_resume_does_not_change_it_without_saying_so() -> None:
-    assert not any(fnmatchcase("cluster.lag", pattern) for pattern in FREE)
 
 
 def test_ranks_that_divide_the_model_need_no_gradient_shards() -> None:

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
 from oncurve.config.sections import RunConfig
 from oncurve.config.sentences.equation import explain
 from oncurve.config.sentences.notes import RunFacts
 from oncurve.config.sentences.plan import plan
-from oncurve.learner import ReferenceSettings
 from oncurve.rollout import LocalEngine
 
 
@@ -27,13 +24,6 @@ def said(*overrides: str, recipe: str | None = None, facts: RunFacts | None = No
     return "\n".join(plan(config(*overrides, recipe=recipe), facts))
 
 
-def test_a_step_of_several_updates_is_said_to_go_as_many_times_as_far():
-    for recipe, overrides, updates in (("gspo", [], 4), ("grpo", ["learner.ppo_epochs=3"], 3), ("dapo", [], 1)):
-        line = f"= {updates} updates, each at the whole learning rate: a step goes up to {updates} times as far as one"
-        assert (line in said(*overrides, recipe=recipe)) == (updates > 1)
-    assert "whole learning rate" not in said(recipe="dapo")
-
-
 def test_the_equation_has_the_numbers_in():
     assert equation() == "J(θ) = 1/N Σ_i Σ_t { min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) - 0.001 KL_it }"
     assert equation(recipe="grpo_paper") == (
@@ -41,27 +31,6 @@ def test_the_equation_has_the_numbers_in():
     )
     assert equation(recipe="dr_grpo") == ("J(θ) = 1/(B·512) Σ_i Σ_t { min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) }")
     assert equation(recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ } - 0.1 · 1/N Σ_i Σ_t KL_it"
-
-
-def test_a_kl_term_of_its_own_aggregation_stands_apart_and_its_letters_are_explained():
-    text = explain(config(recipe="rlox"))
-    assert "the B = 128 completions of an update, and their tokens" in text
-    assert "N       the trained tokens of an update, at most 1,024" in text
-    assert equation("kl.aggregation=none", recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ - 0.1 KL_it }"
-    assert equation("kl.where=reward", recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ }"
-    apart = equation("kl.aggregation=seq-mean-token-sum-norm", "entropy.coef=0.01", "objective.kind=reinforce")
-    assert apart == "J(θ) = 1/N Σ_i Σ_t { Â_it log π_θ + 0.01 H_it } - 0.001 · 1/(B·512) Σ_i Σ_t KL_it"
-    assert "0.1 × k1 in the loss with an aggregation of its own, token-mean" in said(recipe="rlox")
-    assert "its weight depends on the batch's size" in said("kl.aggregation=token-sum")
-
-
-def test_bounds_bonus_and_sequence_ratio_are_in_the_equation():
-    assert equation("objective.dual_clip=3", "objective.delta=4", "objective.clip_high=0.28", "kl.coef=0") == (
-        "J(θ) = 1/N Σ_i Σ_t { max*(min(min(ρ_it, 4) Â_it, clip(ρ_it, 0.8, 1.28) Â_it), 3 Â_it) }"
-    )
-    assert equation(
-        "objective.kind=sequence_product", "aggregation.kind=token-sum", "entropy.coef=0.01", "kl.coef=0"
-    ) == ("J(θ) = Σ_i Σ_t { 1/|o_i| min(ρ_i Â_i, clip(ρ_i, 0.8, 1.2) Â_i) + 0.01 H_it }")
 
 
 @pytest.mark.parametrize(
@@ -83,19 +52,6 @@ def test_the_familys_objectives_are_in_the_equation(chosen, written):
     if kind == "dppo":
         assert "0 where p_μ ln(p_μ/p) + (1 - p_μ) ln((1 - p_μ)/(1 - p)) > 0.05" in shown
         assert "π_old" not in shown
-
-
-def test_dppo_leaves_no_choice_of_old_logprobs():
-    assert config("objective.kind=dppo").old_logprobs == "rollout"
-    assert config("objective.kind=clipped").old_logprobs == "recompute"
-    plan_of_two = said("objective.kind=dppo", "learner.ppo_epochs=2")
-    assert "the old log-probs are those that the sampler recorded" in plan_of_two
-    with pytest.raises(ConfigError, match="the objective's own ratio is to the sampler's policy"):
-        config("objective.kind=dppo", "correction.kind=truncated")
-    with pytest.raises(
-        ConfigError, match="set to no effect: the objective's ratio is to the log-probs that the sampler"
-    ):
-        config("objective.kind=dppo", "learner.ppo_epochs=2", "learner.old_logprobs=rollout")
 
 
 class Inexact(LocalEngine):
@@ -133,55 +89,6 @@ def test_the_plan_says_when_clipping_can_bind():
     )
 
 
-def test_the_plan_says_loudly_that_k1_in_the_loss_pulls_nowhere():
-    text = said(recipe="rlox")
-    assert 'note: kl.estimator = "k1" in the loss has no effect on-policy' in text
-    assert all(name in text for name in ("k2", "k3+", "k3"))
-    assert "no effect on-policy" not in said()
-
-
-def test_the_plan_counts_epochs_and_memory_once_they_are_known():
-    facts = RunFacts(
-        rows=7473,
-        dropped=3,
-        eval_rows=100,
-        parameters=1_000_000,
-        reference_bytes=4_000_000,
-        device="cpu",
-        path_reason="fast path",
-    )
-    text = said("eval.every=10", "data.kind=task", "eval.limit=50", "eval.n=4", facts=facts)
-    assert "100 steps take 3,200 prompts: 0.428 epochs of 7,473 rows; 3 prompts too long, dropped." in text
-    assert "its frozen copy takes memory (4 MB)" in text
-    assert "The model has 1,000,000 parameters on cpu; fast path." in text
-    assert "Evaluation before step 1 and every 10 steps on 50 held-out prompts: greedy and 4 samples each." in text
-    assert "no reference is kept" in said("kl.coef=0")
-
-
-def test_the_plan_says_what_becomes_of_a_reference_that_was_given():
-    facts = RunFacts(reference_given=True, reference_bytes=4_000_000)
-    assert "KL to the reference that was given, 0.001 × k3 in the loss; it takes memory (4 MB)." in said(facts=facts)
-    unheld = said("kl.coef=0", facts=facts)
-    assert "no reference is kept" not in unheld
-    assert "unless the objective adds it. The reference that was given is scored (4 MB)." in unheld
-
-
-def test_the_plan_and_the_equation_say_how_the_reference_follows():
-    assert "The reference follows the policy every 10 steps: it becomes a copy of it." in said("reference.every=10")
-    average = ["reference.every=1", "reference.mixup_alpha=0.01"]
-    assert "follows the policy every step: 0.01 of the policy, 0.99 of what it was" in said(*average)
-    assert "follows" not in said()
-    given = RunFacts(reference_given=True)
-    held = config("kl.coef=0", recipe=None).model_copy(update={"reference": ReferenceSettings(every=5)})
-    assert not any("follows" in line for line in plan(held))
-    assert any("follows" in line for line in plan(held, given))
-    assert "π_ref   the policy as it was given, and a copy of π_θ made every 10 steps" in explain(
-        config("reference.every=10")
-    )
-    assert "and before every step 0.01 π_θ + 0.99 π_ref" in explain(config(*average))
-    assert "a copy of π_θ made every 10 steps" in explain(config("reference.every=10", "kl.where=reward"))
-
-
 def test_what_looks_like_a_mistake_is_noted():
     cases = {
         "learner.learning_rate = 0.1 is above 0.01": ["learner.learning_rate=0.1"],
@@ -206,25 +113,3 @@ def test_what_looks_like_a_mistake_is_noted():
         assert any(line.startswith("note: ") and words in line for line in said(*overrides).splitlines()), words
     assert "a step takes some of them twice" in said(facts=RunFacts(rows=10))
     assert "note: " not in said()
-
-
-def test_the_plan_names_what_is_missing():
-    assert "missing: model.path: name a folder" in said()
-    assert "model.path" not in said(facts=RunFacts(parameters=1_000_000))  # given as a module
-    assert "missing: " not in said("model.path=m", "data.kind=task", "rewards=[{kind='math'}]")
-
-
-def test_the_plan_claims_no_ratio_of_1_for_an_engine_that_is_not_exact(tmp_path: Path):
-    (tmp_path / "elsewhere.py").write_text(
-        "from oncurve.rollout import LocalEngine\n\nclass Elsewhere(LocalEngine):\n    exact = False\n"
-    )
-    assert "with one update per rollout the ratio is 1" in said(facts=RunFacts())
-    for overrides in ([], ["learner.ppo_epochs=2"]):
-        text = said(*overrides, f"engine.kind={tmp_path / 'elsewhere.py'}:Elsewhere")
-        assert "the ratio is 1" not in text
-        assert "the engine is not exact, so clipping can bind from the 1st update" in text
-
-
-@pytest.mark.parametrize(("keep", "kept"), [(4, "the last 4 kept."), (5, "all kept."), (10**9, "all kept.")])
-def test_the_plan_says_which_checkpoints_are_kept(keep: int, kept: str) -> None:
-    assert f"A checkpoint every 20 steps, {kept}" in said(f"checkpoint.keep={keep}", "run.steps=100")

@@ -2,8 +2,6 @@
 
 import pytest
 
-from fakes.tiny_policy import TinyLM
-from oncurve import GRPO
 from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
 from oncurve.config.sections import RunConfig
@@ -40,35 +38,13 @@ def test_the_plan_names_the_verifier_the_bound_and_the_worst_case() -> None:
     assert "groups whose rewards differ (no reward is the verifier)" in said("rewards=[{kind='model', path='m'}]")
 
 
-def test_one_round_leaves_no_surplus() -> None:
-    text = said("filter.max_rounds=1")
-    assert "wait for the next step" not in text
-    assert "the ratio is 1 and clipping cannot bind" in text
-
-
-def test_the_plan_notes_what_is_not_corrected_or_would_have_taught_something() -> None:
-    assert "nothing corrects the groups that filter.dynamic_sampling keeps" in said("objective.kind=reinforce")
-    assert "leaves out groups that this advantage may learn from" in said("advantage.kind=gae", "critic.kind=own")
-
-
-def test_old_log_probs_have_a_choice_with_one_update_per_rollout() -> None:
-    assert loaded("learner.old_logprobs=rollout", "learner.ppo_epochs=1").learner.old_logprobs == "rollout"
-
-
 def test_the_verifier_decides_whatever_it_weighs_and_without_one_the_reward() -> None:
     shaped = "rewards=[{kind='task', name='truth', weight=0.5}, {kind='regex', pattern='w', name='form'}]"
     dynamic = dynamic_sampling(loaded(shaped, "filter.mask_truncated=true"))
-    assert dynamic is not None
     assert (dynamic.max_rounds, dynamic.mask_truncated) == (10, True)
     assert dynamic.correct is not None
     assert dynamic.correct(Score(0.5, parts={"truth": 1.0, "form": 0.0}))
     assert not dynamic.correct(Score(1.0, parts={"truth": 0.0, "form": 1.0}))
     without = dynamic_sampling(loaded("rewards=[{kind='model', path='m'}]"))
-    assert without is not None
     assert without.correct is None
     assert dynamic_sampling(RunConfig()) is None
-
-
-def test_a_run_over_given_prompts_refuses_it() -> None:
-    with pytest.raises(ConfigError, match=r"filter\.dynamic_sampling: set to no effect: every step takes all prompts"):
-        GRPO(TinyLM(), None, len, settings={"filter": {"dynamic_sampling": True}})

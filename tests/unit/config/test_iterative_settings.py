@@ -1,17 +1,13 @@
 """`[iterative]`, `[reward_model]` and `eval.verifier`: what goes together, what a run misses, what the plan says."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from oncurve.base.errors import ConfigError
-from oncurve.config.loading import load_config, to_toml
-from oncurve.config.rules.completeness import missing
+from oncurve.config.loading import load_config
 from oncurve.config.sentences.equation import explain
 from oncurve.config.sentences.plan import plan
-from oncurve.forecast.unloaded import reward_model_bytes
-from oncurve.models import tiny
 from oncurve.run.iterations import ScoredBy
 from oncurve.types import Completion, Group, Prompt, Score
 
@@ -49,17 +45,6 @@ def test_what_does_not_go_together_is_refused_with_the_mend(words: Sequence[str]
     assert said in complaint(*words)
 
 
-def test_continuations_make_a_verifier_of_answers_one_of_steps() -> None:
-    config, _ = load_config(None, [*PROCESS, *ITERATIONS, "iterative.continuations=4"])
-    assert config.iterative.continuations == 4
-
-
-def test_what_the_preset_leaves_to_the_recipe_is_named() -> None:
-    config, _ = load_config("grpo_iterative", ["rewards=[{kind='model'}]"])
-    assert {line.split(":")[0] for line in missing(config)} >= {"reward_model.path", "eval.verifier"}
-    assert config.iterative.replay == 0.1
-
-
 def test_the_reference_follows_by_the_iterations() -> None:
     config, _ = load_config(None, [*OUTCOME, *ITERATIONS, "run.steps=12", "iterative.history=pairs.jsonl"])
     assert (config.following.every, config.following.mixup_alpha) == (5, 1.0)
@@ -68,23 +53,6 @@ def test_the_reference_follows_by_the_iterations() -> None:
     assert "3 iterations of 5 steps" in said
     assert "10% of all earlier examples (at first those of pairs.jsonl)" in said
     assert "'truth' scores" in said
-
-
-def test_a_resolved_file_is_the_same_again(tmp_path: Path) -> None:
-    config, _ = load_config(None, [*PROCESS, *ITERATIONS, "iterative.continuations=4"])
-    (tmp_path / "config.toml").write_text(to_toml(config))
-    assert load_config(tmp_path)[0] == config
-
-
-def test_the_memory_of_reward_models_is_counted_by_their_files() -> None:
-    stored = 361_088
-    path = str(tiny.path())
-    alone, _ = load_config(None, [f"rewards=[{{kind='model', path='{path}', dtype='bfloat16'}}]"])
-    assert reward_model_bytes(alone) == 2 * stored
-    config, _ = load_config(None, [*OUTCOME, f"reward_model.path={path}"])
-    assert reward_model_bytes(config) == 4 * stored
-    taught, _ = load_config(None, [*OUTCOME, f"reward_model.path={path}", "iterative.steps=2", "eval.verifier=truth"])
-    assert reward_model_bytes(taught) == (4 + 8 + 4) * stored  # weights, two moments, gradient
 
 
 class _Rewards:

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oncurve.base.errors import ConfigError
-from oncurve.config.layers import PRESETS, RECIPES, from_mapping, from_overrides, read_layers, shipped
+from oncurve.config.layers import from_mapping, from_overrides, read_layers
 from oncurve.config.loading import merge
 
 
@@ -45,18 +44,6 @@ def test_a_value_on_the_command_line_is_toml_or_else_a_string(text: str, value: 
     assert type(value_of(f"section.key={text}")) is type(value)
 
 
-def test_overrides_name_a_key_an_item_or_a_whole_section():
-    words = ["kl.coef=0.1", "rewards.0.weight=2", 'rewards=[{kind="math"}]', "kl={coef=1}", "extends=rlox"]
-    layer, extends = from_overrides(words, Path("/here"))
-    assert layer.assignments == (
-        (("kl", "coef"), 0.1),
-        (("rewards", 0, "weight"), 2),
-        (("rewards",), [{"kind": "math"}]),
-        (("kl", "coef"), 1),
-    )
-    assert extends == ["rlox"]
-
-
 @pytest.mark.parametrize("word", ["kl.coef", "--steps", "=5", ".coef=1", "kl.=1"])
 def test_what_is_no_override_is_refused(word: str):
     with pytest.raises(ConfigError, match=r"expected section\.key=value"):
@@ -86,16 +73,6 @@ def test_paths_are_relative_to_where_they_were_written(tmp_path: Path):
     assert inline.assignments == ((("rewards", 0, "path"), f"{tmp_path}/reward.py:score"),)
 
 
-def test_a_model_that_is_no_folder_here_may_be_a_hub_id(tmp_path: Path):
-    def path_of(value: str) -> Any:
-        return from_mapping({"model": {"path": value}}, "recipe", tmp_path).assignments[0][1]
-
-    assert path_of("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
-    assert path_of("./model") == str(tmp_path / "model")
-    assert path_of("~/model") == os.path.expanduser("~/model")
-    assert path_of("") == ""
-
-
 def test_a_chain_of_extends_is_read_from_the_bottom_up(tmp_path: Path):
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "base.toml").write_text('extends = "dr_grpo"\n[data]\npath = "d.jsonl"\n')
@@ -108,39 +85,6 @@ def test_a_chain_of_extends_is_read_from_the_bottom_up(tmp_path: Path):
     assert folder == tmp_path
     above = [layer.name for layer in read_layers(tmp_path / "top.yaml", "rlox")[0]]
     assert above == ["preset dr_grpo", base, "preset rlox", str(tmp_path / "top.yaml")]
-
-
-def test_a_preset_and_a_run_directory_are_recipes(tmp_path: Path):
-    assert read_layers("rlox")[0][0].name == "preset rlox"
-    (tmp_path / "config.toml").write_text("resolved = true\n[run]\nsteps = 3\n")
-    layers, _ = read_layers(tmp_path)
-    assert layers[0].complete
-    assert layers[0].assignments == ((("run", "steps"), 3),)
-
-
-def test_a_recipe_of_the_package_goes_by_its_name_wherever_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    for name, file in shipped(RECIPES).items():
-        assert read_layers(name) == read_layers(file)
-        (tmp_path / "mine.toml").write_text(f'extends = "{name}"')
-        assert read_layers("mine.toml")[0][:-1] == read_layers(file)[0]
-    assert {"task", "gsm8k", "reward_models/sentiment"} <= shipped(RECIPES).keys()
-    assert not shipped(RECIPES).keys() & shipped(PRESETS).keys()
-    (tmp_path / "task").write_text("[run]\nsteps = 3")
-    assert read_layers("task")[1] == tmp_path  # a file of the user's comes first
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [("tsak", "task"), ("recipes/task.toml", "task"), ("gsm8k.toml", "gsm8k"), ("reward_models/sentimnt", None)],
-)
-def test_an_unknown_recipe_is_answered_with_the_names_there_are(
-    given: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    said = complaint(given)
-    assert f"did you mean {meant or 'reward_models/sentiment'!r}?" in said
-    assert f"the recipes of the package are: {', '.join(shipped(RECIPES))}" in said
 
 
 def test_of_several_extended_files_the_later_win_and_each_counts_once(tmp_path: Path):
@@ -167,12 +111,6 @@ def test_of_several_extended_files_the_later_win_and_each_counts_once(tmp_path: 
         assert from_overrides(words, tmp_path)[1] == ["rlox", "dr_grpo"]
 
 
-def test_a_circle_of_extends_is_refused(tmp_path: Path):
-    (tmp_path / "a.toml").write_text('extends = "b.toml"')
-    (tmp_path / "b.toml").write_text('extends = "a.toml"')
-    assert "extends itself: a.toml -> b.toml -> a.toml" in complaint(tmp_path / "a.toml")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -191,20 +129,3 @@ def test_a_circle_of_extends_is_refused(tmp_path: Path):
 def test_a_recipe_that_cannot_be_read_is_said(tmp_path: Path, name: str, content: str, said: str):
     (tmp_path / name).write_text(content)
     assert said in complaint(tmp_path / name)
-
-
-def test_a_recipe_that_is_not_utf8_or_not_there_is_said(tmp_path: Path):
-    (tmp_path / "a.toml").write_bytes(b"a = '\xe9'")
-    assert "a.toml: not UTF-8" in complaint(tmp_path / "a.toml")
-    assert "did you mean 'a.toml'?" in complaint(tmp_path / "aa.toml")
-    listed = ", ".join(shipped(PRESETS))
-    assert f"the presets are: {listed}" in complaint("nonesuch")
-
-
-def test_an_empty_recipe_is_all_defaults(tmp_path: Path):
-    (tmp_path / "a.yaml").write_text("")
-    assert read_layers(tmp_path / "a.yaml")[0][0].assignments == ()
-
-
-def test_the_presets_are_those_of_the_documents():
-    assert {preset.stem for preset in PRESETS.glob("*.toml")} >= {"grpo", "grpo_paper", "dr_grpo", "rlox"}

@@ -12,7 +12,6 @@ import pytest
 
 from oncurve.base.errors import UserError
 from oncurve.base.imports import locate
-from oncurve.base.paths import not_a_file
 from oncurve.config.layers import _absolute_value, read_layers
 from oncurve.data.jsonl import read_jsonl
 from oncurve.reward_models.examples import _rows
@@ -73,12 +72,6 @@ def test_what_is_no_file_is_refused_and_not_waited_for(
     assert f" is {kind}" in said[0]
 
 
-def test_files_folders_and_what_is_missing_are_none_of_these(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert not_a_file(tmp_path / "file") is None is not_a_file(tmp_path)
-    assert not_a_file(tmp_path / "missing") is None
-
-
 @contextmanager
 def without_privileges() -> Iterator[None]:
     """Inside, this process has not the rights of root, which no permission stops."""
@@ -114,15 +107,3 @@ def test_what_this_user_may_not_look_at_is_refused_wherever_it_is_named(tmp_path
             assert str(said.value).startswith(f"{where}: "), where
     finally:
         closed.chmod(0o755)
-
-
-@pytest.mark.parametrize("below", ["", "run"])
-def test_a_link_that_leads_nowhere_is_refused_as_a_runs_folder_before_anything_is_loaded(
-    tmp_path: Path, below: str
-) -> None:
-    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
-    (tmp_path / "circle").symlink_to(tmp_path / "circle")
-    for name in ("nowhere", "circle"):
-        with pytest.raises(UserError, match=f"{name} is a symbolic link that leads nowhere"):
-            RunDirectory.check_free(tmp_path / name / below)
-    assert not (tmp_path / "gone").exists()

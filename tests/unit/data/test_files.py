@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import datetime
 import gzip
 import json
-import subprocess
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from pyarrow import parquet
 
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import load_config
-from oncurve.data import Files, InMemory, PromptOrder, Rows, load_eval_rows, load_rows, open_prompts
+from oncurve.data import Files, InMemory, load_eval_rows, load_rows
+from oncurve.data.jsonl import first_twice, read_jsonl
 
 CHAT = [{"role": "user", "content": "Wie groß ist 2+2? 🙂"}]
 VERL = [
@@ -110,22 +111,6 @@ def test_a_bad_file_is_named_with_the_place(tmp_path: Path, name: str, content: 
     assert said in complaint(path=str(tmp_path / name))
 
 
-@pytest.mark.parametrize("mark", [";", "\t", "|"])
-def test_the_words_for_a_table_with_another_separator_make_one_that_is_read(tmp_path: Path, mark: str):
-    (tmp_path / "a b.csv").write_text(f'prompt{mark}answer\n"x{mark}, y"{mark}1\n')
-    words = complaint(path=str(tmp_path / "a b.csv")).partition("commas: ")[2]
-    subprocess.run(["bash", "-c", words], check=True)
-    assert rows_of(path=str(tmp_path / "a b-commas.csv")) == [{"prompt": f"x{mark}, y", "answer": "1"}]
-
-
-def test_cells_of_parquet_become_what_json_holds(tmp_path: Path):
-    row = {"prompt": "a", "x": float("nan"), "at": datetime.date(2026, 1, 2), "raw": b"text", "ids": [1, 2]}
-    file = table(tmp_path / "a.parquet", [row])
-    assert rows_of(path=str(file)) == [{"prompt": "a", "x": None, "at": "2026-01-02", "raw": "text", "ids": [1, 2]}]
-    image = table(tmp_path / "b.parquet", [{"prompt": "a", "image": {"bytes": b"\x89PNG\xff"}}])
-    assert "column 'image' holds bytes that are no text" in complaint(path=str(image))
-
-
 def test_a_folder_is_its_files_in_order_and_a_pattern_some_of_them(tmp_path: Path):
     table(tmp_path / "rows" / "b-1.parquet", [{"prompt": "c"}])
     jsonl(tmp_path / "rows" / "a.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
@@ -181,17 +166,6 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said:
     assert said in str(caught.value)
 
 
-def test_paths_are_those_of_the_recipe_and_ids_of_the_hub_stay(tmp_path: Path):
-    (tmp_path / "there").mkdir()
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text('[data]\npath = ["a.jsonl", "openai/gsm8k", "there/*.csv"]\neval_path = "there"\n')
-    data = load_config(recipe)[0].data
-    assert isinstance(data, Files)
-    assert data.path == (str(tmp_path / "a.jsonl"), "openai/gsm8k", str(tmp_path / "there" / "*.csv"))
-    assert data.eval_path == str(tmp_path / "there")
-    assert Files(path=["a.jsonl"]) == Files(path="a.jsonl")
-
-
 def test_columns_get_other_names_and_parts_of_a_table_become_columns(tmp_path: Path):
     file = jsonl(tmp_path / "a.jsonl", [{"question": "a", "meta": {"truth": 4}, "level": 1}])
     columns = {"prompt": "question", "answer": "meta.truth"}
@@ -215,103 +189,65 @@ def test_rows_of_verl_are_read_from_parquet_and_a_frame_with_their_answer(tmp_pa
     assert list(load_rows(InMemory(rows=frame)).items) == wanted
 
 
+def written(tmp_path: Path, content: bytes, name: str = "data.jsonl") -> Path:
+    file = tmp_path / name
+    file.write_bytes(content)
+    return file
+
+
+def jsonl_complaint(file: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        read_jsonl(file)
+    return str(caught.value)
+
+
+def test_rows_keep_their_line_over_blank_lines_a_bom_and_windows_ends(tmp_path: Path):
+    rows, lines, _ = read_jsonl(written(tmp_path, b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n  \n{"prompt": "\xc3\xa9"}'))
+    assert rows == [{"prompt": "a"}, {"prompt": "é"}]
+    assert list(lines) == [1, 4]
+
+
 @pytest.mark.parametrize(
-    ("row", "answer"),
+    ("line", "said"),
     [
-        ({"prompt": "a", "ground_truth": "4"}, "4"),
-        ({"prompt": "a", "solution": "x = 4"}, "x = 4"),
-        ({"prompt": CHAT, "ground_truth": 4, "solution": "no"}, 4),
-        ({"prompt": "a", "answer": "5", "solution": "4"}, "5"),
-        ({"prompt": "a", "ground_truth": ["4"]}, None),
-        ({"prompt": "a", "reward_model": None}, None),
+        (b'{"prompt": }', "data.jsonl line 3, column 12: not JSON: Expecting value"),
+        (b"{", "the line ends inside it: an object must be on one line"),
+        (b'"just text"', 'line 3: expected an object like {"prompt": ...}, got "just text"'),
+        (b'[{"prompt": "a"}]', "one a line, got a JSON array"),
+        (b'{"prompt": "\xe9"}', "line 3, byte 13: not UTF-8"),
+        (b'{"a": 1, "b": 2, "a": 3}', "line 3: column 'a' occurs twice in one object"),
+        (b'{"score": NaN}', "line 3: NaN is not JSON; write null, or leave the column out"),
+        (b"[" * 100_000, "line 3"),
+        (b'{"a":' * 100_000, "line 3"),
     ],
 )
-def test_the_answer_is_found_where_trl_and_verl_keep_it(row: dict[str, Any], answer: Any):
-    found = load_rows(InMemory(rows=(row,))).items[0]
-    assert found.get("answer") == answer
-    assert {name: value for name, value in found.items() if name in row} == row
+def test_a_bad_line_is_named_with_what_is_wrong(tmp_path: Path, line: bytes, said: str):
+    assert said in jsonl_complaint(written(tmp_path, b'{"prompt": "a"}\n\n' + line + b"\n"))
 
 
-class Letters:
-    chat_template = None
+def test_equal_keys_are_found_in_one_pass(tmp_path: Path):
+    looked_at = 0
 
-    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) for letter in text]}
+    def names() -> Iterator[str]:
+        nonlocal looked_at
+        for name in (*map(str, range(16_000)), "a", "a"):
+            looked_at += 1
+            yield name
 
-
-def weighted(tmp_path: Path, weights: list[float] | None, **more: Any) -> PromptOrder:
-    jsonl(tmp_path / "a.jsonl", [{"prompt": f"a{n}"} for n in range(30)])
-    jsonl(tmp_path / "b.jsonl", [{"prompt": f"b{n}"} for n in range(10)])
-    settings = Files(path=("a.jsonl", "b.jsonl"), weights=weights, **more)
-    prompts = open_prompts(load_rows(settings, tmp_path), settings, Letters())
-    return PromptOrder(prompts, seed=3, shuffle=settings.shuffle, mixture=prompts.mixture)
-
-
-def test_sources_give_prompts_by_their_weights_in_every_epoch_and_go_through_their_rows_evenly(tmp_path: Path):
-    order = weighted(tmp_path, [1, 1])
-    taken = [prompt.text for prompt in order.take(0, 40 * 3)[0]]
-    for epoch in range(3):
-        assert sum(text.startswith("a") for text in taken[40 * epoch : 40 * (epoch + 1)]) == 20
-    counts = {text: taken.count(text) for text in taken}
-    assert {counts[f"a{n}"] for n in range(30)} == {2}
-    assert {counts[f"b{n}"] for n in range(10)} == {6}
-    assert [prompt.text for prompt in order.take(57, 30)[0]] == taken[57:87]  # a resumed run goes on with the same
-    assert taken[:40] != taken[40:80]
+    assert first_twice(names()) == "a"
+    assert looked_at == 16_002
+    assert "column 'k' occurs twice" in jsonl_complaint(written(tmp_path, b'{"x": 1' + b', "k": 0' * 100_000 + b"}"))
 
 
-def test_without_shuffling_the_sources_alternate_and_keep_their_order(tmp_path: Path):
-    taken = [prompt.text for prompt in weighted(tmp_path, [1, 1], shuffle=False).take(0, 6)[0]]
-    assert taken == ["a0", "b0", "a1", "b1", "a2", "b2"]
+def test_a_missing_file_is_named_with_its_neighbour(tmp_path: Path):
+    written(tmp_path, b"{}", "train.jsonl")
+    assert "there is no file" in jsonl_complaint(tmp_path / "trian.jsonl")
+    assert "did you mean 'train.jsonl'?" in jsonl_complaint(tmp_path / "trian.jsonl")
+    assert "there is no file" in jsonl_complaint(tmp_path / "nowhere" / "train.jsonl")
 
 
-def test_without_weights_several_sources_are_the_rows_of_one(tmp_path: Path):
-    order = weighted(tmp_path, None)
-    rows = Rows([{"prompt": f"{s}{n}"} for s, c in (("a", 30), ("b", 10)) for n in range(c)], range(40), str)
-    plain = PromptOrder(open_prompts(rows, Files(), Letters()), seed=3)
-    assert order.take(0, 90)[0] == plain.take(0, 90)[0]
-
-
-def test_a_source_that_gives_no_prompt_is_refused(tmp_path: Path):
-    with pytest.raises(DataError, match=r"source 2 of data\.path gives less than one prompt an epoch"):
-        weighted(tmp_path, [1000, 1])
-    with pytest.raises(DataError, match=r"source 2 of data\.path has no prompt left"):
-        weighted(tmp_path, [1, 1], limit=5)
-
-
-def test_the_content_of_files_is_what_a_resume_compares(tmp_path: Path):
-    jsonl(tmp_path / "d" / "a.jsonl", [{"prompt": "a"}])
-    settings = Files(path="d", eval_path="d/a.jsonl")
-    before = settings.content(tmp_path)
-    assert list(before["data.path"].parts) == [str(tmp_path / "d" / "a.jsonl")]
-    assert list(before["data.eval_path"].parts) == [""]
-    jsonl(tmp_path / "d" / "b.jsonl", [{"prompt": "b"}])
-    after = settings.content(tmp_path)
-    assert after["data.path"] != before["data.path"]
-    assert after["data.eval_path"] == before["data.eval_path"]
-
-
-def test_gsm8k_is_the_same_prompts_as_jsonl_as_rows_of_verl_and_with_columns_of_trl(tmp_path: Path, test_data: Path):
-    source = test_data / "gsm8k" / "train.jsonl"
-    rows = [json.loads(line) for line in source.read_text().splitlines()[:50]]
-    chats = [[{"role": "user", "content": row["question"]}] for row in rows]
-    table(
-        tmp_path / "verl.parquet",
-        [
-            {
-                "data_source": "openai/gsm8k",
-                "prompt": chat,
-                "reward_model": {"ground_truth": row["answer"]},
-                "extra_info": {"index": n},
-            }
-            for n, (chat, row) in enumerate(zip(chats, rows, strict=True))
-        ],
-    )
-    jsonl(
-        tmp_path / "trl.jsonl",
-        [{"prompt": chat, "solution": row["answer"]} for chat, row in zip(chats, rows, strict=True)],
-    )
-    plain = rows_of(path=str(source), columns={"prompt": "question"}, limit=50)
-    for name in ("verl.parquet", "trl.jsonl"):
-        found = rows_of(path=str(tmp_path / name))
-        assert [row["prompt"][0]["content"] for row in found] == [row["prompt"] for row in plain]
-        assert [row["answer"] for row in found] == [row["answer"] for row in plain]
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_file_is_said(tmp_path: Path):
+    file = written(tmp_path, b"{}")
+    file.chmod(0)
+    assert "cannot be read" in jsonl_complaint(file)

@@ -45,28 +45,6 @@ def test_pairs_in_the_forms_of_trl(tmp_path: Path, row: dict[str, Any], pair: Pr
     assert all_of(Preferences, tmp_path, [row]) == [pair]
 
 
-def test_messages_may_be_spelled_from_and_value(tmp_path: Path) -> None:
-    row = {
-        "conversations": [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "2+2?"}],
-        "chosen": {"from": "gpt", "value": "4"},
-        "rejected": {"from": "gpt", "value": "5"},
-    }
-    (pair,) = all_of(Preferences, tmp_path, [row], prompt_column="conversations")
-    assert pair == PreferencePair(({"role": "system", "content": "Be brief."}, ASKED), (FOUR,), (FIVE,))
-
-
-def test_a_real_file_of_pairs(test_data: Path) -> None:
-    settings = Preferences(path="preference/dpo_en_demo.json", prompt_column="conversations")
-    train, held_out = settings.read(test_data)
-    assert len(train) + len(held_out) == 300
-    assert len(held_out) >= 25
-    assert not {json.dumps(pair.prompt) for pair in train} & {json.dumps(pair.prompt) for pair in held_out}
-    for pair in (*train, *held_out):
-        assert {message["role"] for message in pair.prompt} <= {"system", "user", "assistant"}
-        assert [message["role"] for message in (*pair.chosen, *pair.rejected)] == ["assistant", "assistant"]
-        assert pair.chosen[0]["content"] != pair.rejected[0]["content"]
-
-
 @pytest.mark.parametrize(
     ("labels", "wanted"),
     [
@@ -82,20 +60,6 @@ def test_steps_and_their_labels(tmp_path: Path, labels: Any, wanted: tuple[float
     row = {"prompt": "7*8+31-2\n", "completions": ["56", "87 now", "85"], "labels": labels}
     (example,) = all_of(StepLabels, tmp_path, [row])
     assert example == LabelledSteps("7*8+31-2\n", "56\n87 now\n85", (3, 10, 12), wanted)
-
-
-def test_what_stands_between_two_steps_is_a_setting(tmp_path: Path) -> None:
-    row = {"prompt": "", "completions": ["a", "bc", "d"], "labels": [1, 1, 1]}
-    (example,) = all_of(StepLabels, tmp_path, [row], separator=" ; ")
-    assert (example.completion, example.ends) == ("a ; bc ; d", (4, 9, 10))
-
-
-def test_a_threshold_makes_labels_hard(tmp_path: Path) -> None:
-    row = {"prompt": "", "completions": ["a", "b", "c", "d"], "labels": [0.5, 0.51, None, 0.0]}
-    (example,) = all_of(StepLabels, tmp_path, [row], threshold=0.5)
-    assert example.labels == (0.0, 1.0, None, 0.0)
-    (example,) = all_of(StepLabels, tmp_path, [row], threshold=0.0)
-    assert example.labels == (1.0, 1.0, None, 0.0)
 
 
 @pytest.mark.parametrize("name", ["multistep_arithmetic", "word_sorting"])
@@ -132,21 +96,6 @@ def test_rows_of_one_prompt_are_held_out_together_and_always_the_same(tmp_path: 
     order = [pair.chosen for pair in train]
     assert order == sorted(order, key=lambda text: int(text.split()[1]))
     assert settings.read(tmp_path) == (train, held_out)
-
-
-def test_rows_that_all_have_one_prompt_are_held_out_by_themselves(tmp_path: Path) -> None:
-    train, held_out = Preferences(path=written(tmp_path, rows_of([""] * 20)), eval_fraction=0.2).read(tmp_path)
-    assert (len(train), len(held_out)) == (16, 4)
-
-
-def test_held_out_rows_may_be_a_file_of_their_own(tmp_path: Path) -> None:
-    path, held = written(tmp_path, rows_of(["a", "b"])), written(tmp_path, rows_of(["a"]), "held.jsonl")
-    train, held_out = Preferences(path=path, eval_path=held, eval_fraction=0.5).read(tmp_path)
-    assert ([pair.prompt for pair in train], [pair.prompt for pair in held_out]) == (["a", "b"], ["a"])
-
-
-def test_a_limit_takes_the_first_rows(tmp_path: Path) -> None:
-    assert [pair.prompt for pair in all_of(Preferences, tmp_path, rows_of("abcde"), limit=2)] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -208,39 +157,3 @@ def test_what_is_wrong_with_a_row_is_said_with_file_and_line(tmp_path: Path, row
         kind(path=str(path)).read()
     assert str(caught.value).startswith(f"{path} line 3: ")
     assert message in str(caught.value)
-
-
-def test_a_column_that_was_named_must_be_there(tmp_path: Path) -> None:
-    path = written(tmp_path, [PAIR])
-    with pytest.raises(DataError, match="line 1: there is no column 'question'"):
-        Preferences(path=path, prompt_column="question").read(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("rows.json", "[1, 2]", "rows.json row 1: expected an object like"),
-        ("rows.json", "[]", "has no rows"),
-        ("rows.json", '[{"prompt": "a"}\n{"prompt": "b"}]\n', "rows.json line 2, column 1: not JSON"),
-        ("rows.json", json.dumps([PAIR, {**PAIR, "chosen": 4}]), "rows.json row 2: chosen: expected a text"),
-        ("rows.jsonl", "", "has no rows"),
-        ("rows.jsonl", json.dumps(PAIR) + "\n[1]\n", "rows.jsonl line 2"),
-        ("rows.jsonl", '{"prompt": "a", "chosen"\n', "rows.jsonl line 1, column"),
-        ("rows.csv", "prompt,chosen", "is not JSONL; write one JSON object a line"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, name: str, content: str, message: str) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(DataError) as caught:
-        Preferences(path=name).read(tmp_path)
-    assert message in str(caught.value)
-
-
-def test_a_file_that_is_not_there_is_named_with_its_setting(tmp_path: Path) -> None:
-    path = written(tmp_path, [PAIR])
-    with pytest.raises(DataError, match=r"data\.path: there is no file .*; did you mean 'rows\.jsonl'\?"):
-        Preferences(path="row.jsonl").read(tmp_path)
-    with pytest.raises(DataError, match=r"data\.eval_path: there is no file"):
-        Preferences(path=path, eval_path="held.jsonl").read(tmp_path)
-    with pytest.raises(DataError, match=r"data\.path: missing; name a JSONL file"):
-        Preferences().read(tmp_path)

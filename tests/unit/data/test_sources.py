@@ -1,14 +1,22 @@
 from __future__ import annotations
 
 import json
+from collections import UserDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy
+import pandas
+import pyarrow
 import pytest
+import torch
 
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.components import build
 from oncurve.data import DATA_KINDS, DataSettings, Files, InMemory, TaskRows, load_eval_rows, load_rows
+from oncurve.data.containers import as_rows
 
 QUESTIONS = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(10)]
 
@@ -59,22 +67,6 @@ def test_a_row_that_makes_no_prompt_is_refused(row: dict[str, Any], said: str):
     assert said in complaint(InMemory(rows=(row,)))
 
 
-def test_a_system_message_is_not_put_before_another_or_before_token_ids():
-    two = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    assert "has a system message of its own" in complaint(InMemory(rows=({"prompt": two},), system="Be brief."))
-    assert "holds token ids" in complaint(InMemory(rows=([1, 2],), system="Be brief."))
-
-
-def test_bare_prompts_in_memory_are_rows_of_the_prompt_column():
-    assert list(load_rows(InMemory(rows=("a", "b"), prompt_column="q")).items) == [{"q": "a"}, {"q": "b"}]
-    assert list(load_rows(InMemory(rows=([1, 2], [3]), prompt_column="q")).items) == [{"q": [1, 2]}, {"q": [3]}]
-    assert list(load_rows(InMemory(rows=({"q": "a"},), prompt_column="q")).items) == [{"q": "a"}]
-
-
-def test_the_limit_takes_the_first_rows():
-    assert list(load_rows(InMemory(rows=("a", "b", "c"), limit=2)).numbers) == [0, 1]
-
-
 def test_a_fraction_is_held_out_and_keeps_its_numbers():
     settings = InMemory(rows=tuple(str(n + 1) for n in range(40)), eval_fraction=0.25)
     train, held = load_rows(settings), load_eval_rows(settings)
@@ -87,24 +79,12 @@ def test_a_fraction_is_held_out_and_keeps_its_numbers():
     assert len(load_eval_rows(settings).first(4)) == 4
 
 
-def test_a_tiny_fraction_holds_out_one_row_and_a_large_one_leaves_an_error():
-    assert len(load_eval_rows(InMemory(rows=("a", "b"), eval_fraction=0.01))) == 1
-    assert "there is no row to train on" in complaint(InMemory(rows=("a", "b"), eval_fraction=0.99))
-    assert "there is no row to train on" in complaint(InMemory())
-
-
 def test_held_out_rows_may_come_from_their_own_file(tmp_path: Path):
     train, held = jsonl(tmp_path, QUESTIONS), jsonl(tmp_path, QUESTIONS[:2], "eval.jsonl")
     settings = Files(path=str(train), eval_path=str(held), prompt_column="question")
     assert len(load_rows(settings)) == 10
     assert len(load_eval_rows(settings)) == 2
     assert not load_eval_rows(Files(path=str(train), prompt_column="question"))
-
-
-def test_a_bad_held_out_row_is_refused_too(tmp_path: Path):
-    train, held = jsonl(tmp_path, [{"prompt": "a"}]), jsonl(tmp_path, [{"prompt": ""}], "eval.jsonl")
-    with pytest.raises(DataError, match=r"eval\.jsonl line 1: column 'prompt' is an empty string"):
-        load_eval_rows(Files(path=str(train), eval_path=str(held)))
 
 
 def test_the_built_in_task_makes_its_problems_on_demand():
@@ -120,17 +100,6 @@ def test_the_built_in_task_makes_its_problems_on_demand():
     with pytest.raises(IndexError):
         rows.items[1_000_000]
     assert rows.items[0:2] == [rows.items[0], rows.items[1]]
-
-
-def test_rows_in_memory_can_be_kept_in_a_file(tmp_path: Path):
-    settings = InMemory(rows=({"prompt": "a"}, {"prompt": "é", "answer": None}), limit=2, eval_fraction=0.5)
-    kept = settings.kept_as(tmp_path / "data.jsonl")
-    assert kept.path == "data.jsonl"  # next to the run's config.toml
-    assert kept.limit == 2
-    assert kept.eval_fraction == 0.5
-    assert [dict(row) for row in load_rows(kept, tmp_path).items] == [dict(row) for row in load_rows(settings).items]
-    with pytest.raises(DataError, match="cannot be kept"):
-        InMemory(rows=({"prompt": object()},)).kept_as(tmp_path / "bad.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -150,11 +119,107 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said:
     assert said in str(caught.value)
 
 
-def test_a_file_is_asked_for_where_there_is_none():
-    assert complaint(Files()) == "data.path: missing; name a file of rows: JSONL, parquet or CSV"
+ROWS = [{"prompt": f"w{index}", "answer": index, "share": index / 7, "tags": [index, 1]} for index in range(3, 9)]
 
 
-def test_the_questions_of_gsm8k_are_rows(test_data: Path):
-    rows = load_rows(Files(path=str(test_data / "gsm8k" / "train.jsonl"), template="{question}\nEnd with ####."))
-    assert len(rows) == 7473
-    assert rows.items[0]["answer"].endswith("#### 72")
+def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+CONTAINERS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
+    "a tuple": tuple,
+    "a generator": lambda rows: (row for row in rows),
+    "an iterator": iter,
+    "the values of a mapping": lambda rows: dict(enumerate(rows)).values(),
+    "columns": columns,
+    "columns of arrays": lambda rows: {
+        name: numpy.array(cells) if name != "tags" else cells for name, cells in columns(rows).items()
+    },
+    "columns of Series": lambda rows: {name: pandas.Series(cells) for name, cells in columns(rows).items()},
+    "a mapping of columns": lambda rows: UserDict(columns(rows)),
+    "a DataFrame": pandas.DataFrame,
+    "a DataFrame with an index": lambda rows: pandas.DataFrame(rows, index=[f"i{n}" for n in range(len(rows))]),
+    "a Dataset": datasets.Dataset.from_list,
+    "a Dataset of arrays": lambda rows: datasets.Dataset.from_list(rows).with_format("numpy"),
+    "a Dataset of tensors": lambda rows: datasets.Dataset.from_list(rows).with_format("torch"),
+    "a Dataset of frames": lambda rows: datasets.Dataset.from_list(rows).with_format("pandas"),
+    "a streamed Dataset": lambda rows: datasets.Dataset.from_list(rows).to_iterable_dataset(),
+    "an Arrow table": pyarrow.Table.from_pylist,
+    "rows of NumPy's scalars": lambda rows: [
+        {**row, "answer": numpy.int64(row["answer"]), "tags": numpy.array(row["tags"])} for row in rows
+    ],
+}
+
+
+def types(value: Any) -> Any:
+    return [types(item) for item in value] if isinstance(value, list) else type(value)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_every_container_gives_the_rows_that_a_list_gives(container: str) -> None:
+    rows = as_rows(CONTAINERS[container](ROWS))
+    assert rows == as_rows(ROWS) == tuple(ROWS)
+    assert [[types(value) for value in row.values()] for row in rows] == [
+        [types(v) for v in row.values()] for row in ROWS
+    ]
+    assert as_rows(rows) == rows
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "a DatasetDict": (
+        datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS)),
+        r"splits train, test; pass one of them, like data\['train'\]",
+    ),
+    "streamed splits": (
+        datasets.IterableDatasetDict(train=datasets.Dataset.from_list(ROWS).to_iterable_dataset()),
+        r"data\['train'\]",
+    ),
+    "splits of rows": ({"train": ROWS, "test": ROWS}, r"data\['train'\]"),
+    "splits of frames": ({"a": pandas.DataFrame(ROWS)}, r"data\['a'\]"),
+    "a string": ("w3 w4", "for a file give its path"),
+    "bytes": (b"w3", "for a file give its path"),
+    "a set": ({"a", "b"}, "no order"),
+    "a number": (3, "expected rows"),
+    "an object": (object(), "expected rows"),
+    "a class": (list, "expected rows"),
+    "an array of nothing": (numpy.array(3), "a single number"),
+    "one row": (ROWS[0], r"a single row is given in a list, data=\[row\]"),
+    "settings": ({"kind": "task"}, r"settings=\{'data'"),
+    "nested settings": ({"a": {"b": 1}}, "not a list of values"),
+    "a column that is a number": ({"prompt": ["a"], "n": 3}, "column 'n' is int 3"),
+    "columns of other lengths": ({"prompt": ["a"], "n": [1, 2]}, "differ in length: prompt 1, n 2"),
+    "columns without names": ({1: ["a"]}, "column names must be strings"),
+    "a frame without names": (pandas.DataFrame([["a"]]), "column names must be strings"),
+    "a column twice": (pandas.DataFrame([[1, 2]], columns=["a", "a"]), "twice"),
+    "a row without names": ([{1: "a"}], "data row 0: column 1: column names must be strings"),
+    "rows and prompts": ([ROWS[0], "a"], "row 0 is a mapping, row 1 is a str"),
+    "words and numbers": (["a", 3], "mixed types"),
+    "words and token ids": (["a", [1]], "mixed types"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_no_container_of_rows_is_refused(what: str) -> None:
+    given, words = WRONG[what]
+    with pytest.raises(DataError, match=words):
+        as_rows(given)
+
+
+def test_rows_that_json_cannot_hold_are_named() -> None:
+    for value in (float("nan"), object(), {1, 2}, b"x", "\ud800"):
+        with pytest.raises(DataError, match="data row 1: column 'answer' cannot be kept"):
+            InMemory(rows=[{"prompt": "a"}, {"prompt": "b", "answer": value}]).check_keepable()
+    InMemory(rows=[{"prompt": numpy.str_("a"), "answer": numpy.float32(0.5), "w": torch.tensor([1])}]).check_keepable()
+
+
+def test_held_out_rows_may_be_given_next_to_those_that_are_trained_on(tmp_path: Path) -> None:
+    given = InMemory(rows=["a", "b"], eval_rows=[{"prompt": "c", "answer": 1}])
+    train, held_out = given.read(None)
+    assert given.holds_out
+    assert [row["prompt"] for row in train.items] == ["a", "b"]
+    assert (held_out.items, held_out.place(0)) == ([{"prompt": "c", "answer": 1}], "held-out row 0")
+    again, held_out_again = given.kept_as(tmp_path / "data.jsonl").read(tmp_path)
+    assert [row["prompt"] for row in again.items] == ["a", "b"]
+    assert [dict(row) for row in held_out_again.items] == held_out.items
+    with pytest.raises(DataError, match="held-out row 0: column 'x' cannot be kept"):
+        InMemory(rows=["a"], eval_rows=[{"prompt": "c", "x": 1j}]).check_keepable()

@@ -1,5 +1,6 @@
 """A reference that follows the policy: copies, averages, what is kept of them, and what cannot follow."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -7,15 +8,21 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from fakes.adapted import adapted
 from fakes.architectures import architecture
 from fakes.learning import carried_over, finished, make_learner, old_logprobs, with_reference
 from fakes.tiny_policy import TinyLM, random_groups, tiny_model
 from fakes.tolerance import assert_close
-from oncurve.base.errors import CheckpointError, ModelError
+from oncurve.base.errors import ModelError
 from oncurve.batching import collate
-from oncurve.learner import CriticConfig, LearnerConfig, LocalLearner, Reference, ReferenceSettings
+from oncurve.learner import (
+    AdapterReference,
+    LearnerConfig,
+    LocalLearner,
+    ReferenceSettings,
+)
 from oncurve.losses import Clipped, KLPenalty, Regularizer
-from oncurve.models import wrap
+from oncurve.models import CausalModel, wrap
 from oncurve.models.generic import GenericModel
 
 GROUPS = random_groups()
@@ -65,14 +72,6 @@ def test_a_copy_computes_what_the_policy_does_and_the_kl_is_exactly_0(
     assert learner.update(finished(learner, GROUPS)).metrics.result()["policy/kl"] > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_copy_of_a_transformers_model_computes_what_the_policy_does(dtype: torch.dtype) -> None:
-    regularizer = Regularizer(KLPenalty(coef=0.1))
-    learner = LearnerConfig(learning_rate=0.05).build(wrap(architecture("qwen3")), Clipped(), regularizer, dtype=dtype)
-    moved_on(learner).move_reference(1.0)
-    assert torch.equal(with_reference(learner, BATCH).ref_logprobs, old_logprobs(learner, BATCH))
-
-
 @every_precision
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_moving_average_is_the_plain_one_of_the_masters(precision: str, tied: bool) -> None:
@@ -105,14 +104,6 @@ def test_small_moves_are_not_lost_to_rounding(precision: str) -> None:
     assert any(not torch.equal(parameter, before[name]) for name, parameter in computed.items())
 
 
-def test_a_copy_forgets_the_average_before_it() -> None:
-    learner = moved_on(learner_of("bfloat16"))
-    learner.move_reference(0.5)
-    learner.move_reference(1.0)
-    policy = dict(learner.weights().local().module.named_parameters())
-    assert same(learner.reference.state(), {name: parameter.detach() for name, parameter in policy.items()})
-
-
 @every_precision
 def test_a_saved_reference_goes_on_bit_for_bit(precision: str, tmp_path: Path) -> None:
     learner = moved_on(learner_of(precision))
@@ -126,37 +117,8 @@ def test_a_saved_reference_goes_on_bit_for_bit(precision: str, tmp_path: Path) -
     assert torch.equal(*(with_reference(each, BATCH).ref_logprobs for each in (learner, resumed)))
 
 
-def test_a_reference_of_another_model_is_not_loaded(tmp_path: Path) -> None:
-    other = Reference(GenericModel(TinyLM(width=5)))
-    with pytest.raises(CheckpointError, match="another"):
-        carried_over(other, learner_of("float32").reference, tmp_path)
-
-
-def test_without_a_reference_nothing_moves() -> None:
-    learner = learner_of("float32", kl_coef=0.0)
-    before = learner.changes
-    learner.move_reference(1.0)
-    assert learner.changes == before
-    assert learner.reference is None
-
-
-def test_with_a_critic_it_is_the_policys_reference(tmp_path: Path) -> None:
-    pair = CriticConfig(learning_rate=1e-3).build(learner_of("float32"))
-    before = pair.changes
-    pair.move_reference(1.0)
-    assert pair.changes == before + pair.actor.reference.version == before + 1
-    assert carried_over(pair, pair, tmp_path)["reference"]["version"] == 1
-    assert torch.equal(pair.actor.reference.state()["mix.bias"], pair.actor.optimizer.masters["mix.bias"])
-
-
 class Other(TinyLM):
     """The parameters of a TinyLM, and another computation."""
-
-
-class WithBuffer(TinyLM):
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.tensor(value))
 
 
 @pytest.mark.parametrize(
@@ -181,27 +143,105 @@ def test_a_reference_that_is_another_model_cannot_follow(given: nn.Module, said:
     assert learner.reference.version == 0
 
 
-def test_buffers_do_not_move_so_they_must_be_the_same() -> None:
-    policy, alike, unlike = (GenericModel(WithBuffer(value)) for value in (1.0, 1.0, 2.0))
-    moving = ReferenceSettings(every=1)
-    moving.check(policy, alike)
-    with pytest.raises(ModelError, match="buffers"):
-        moving.check(policy, unlike)
-    rounded = GenericModel(WithBuffer(1.0).bfloat16())
-    with pytest.raises(ModelError, match="buffers"):
-        moving.check(policy, rounded, torch.bfloat16)
-
-
-def test_what_cannot_follow_is_refused_only_where_it_is_asked_to() -> None:
-    policy, wider = tiny_model(torch.float32), GenericModel(TinyLM(width=5))
-    ReferenceSettings().check(policy, wider)
-    ReferenceSettings(every=1).check(policy, None)
-    ReferenceSettings(every=1).check(policy, tiny_model(torch.bfloat16), torch.bfloat16)
-    with pytest.raises(ModelError, match="cannot follow"):
-        ReferenceSettings(every=1).check(policy, wider)
-
-
 @pytest.mark.parametrize("wrong", [{"every": -1}, {"mixup_alpha": 0.0}, {"mixup_alpha": 1.5}, {"mixup": 0.5}])
 def test_impossible_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ReferenceSettings(**wrong)
+
+
+ADAPTER_PRECISIONS = {
+    "float64": (torch.float64, None, {}),
+    "float32": (torch.float32, None, {}),
+    "lean": (torch.float32, torch.bfloat16, {"masters": "split", "moments": "bfloat16"}),
+}
+every_adapter_precision = pytest.mark.parametrize("precision", ["float32", "lean"])
+
+
+def policy(dtype: torch.dtype, trained: bool = False, seed: int = 0) -> CausalModel:
+    return adapted(architecture("qwen3", dtype, seed), trained=trained)
+
+
+def adapter_learner(
+    precision: str = "float32",
+    trained: bool = False,
+    estimator: str = "k3",
+    reference: CausalModel | None = None,
+    seed: int = 0,
+) -> LocalLearner:
+    dtype, compute, settings = ADAPTER_PRECISIONS[precision]
+    return LearnerConfig(learning_rate=0.05, **settings).build(
+        policy(dtype, trained, seed),
+        Clipped(),
+        Regularizer(KLPenalty(coef=0.1, estimator=estimator)),
+        dtype=compute,
+        reference=reference,
+    )
+
+
+def adapter_moved_on(learner: LocalLearner) -> LocalLearner:
+    assert not learner.update(finished(learner, GROUPS)).skipped
+    return learner
+
+
+def of_base(learner: LocalLearner) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in learner.optimizer.frozen.items()}
+
+
+@every_adapter_precision
+@pytest.mark.parametrize(("trained", "estimator"), [(False, "full"), (True, "k3")])
+def test_the_kl_is_exactly_0_at_the_start_and_the_base_never_changes(
+    precision: str, trained: bool, estimator: str
+) -> None:
+    learner = adapter_learner(precision, trained, estimator)
+    base = of_base(learner)
+    assert torch.equal(with_reference(learner, BATCH).ref_logprobs, old_logprobs(learner, BATCH))
+    assert learner.update(finished(learner, GROUPS)).metrics.result()["policy/kl"] == 0
+    assert learner.update(finished(learner, GROUPS)).metrics.result()["policy/kl"] > 0
+    assert set(learner.optimizer.trained) == set(learner.model.adapter.parameters)
+    assert all(torch.equal(parameter, base[name]) for name, parameter in learner.optimizer.frozen.items())
+    assert not any(name.endswith(tuple(base)) for name in learner.optimizer.state())
+
+
+def test_the_reference_is_the_base_model_and_stays_it() -> None:
+    learner = adapter_learner()
+    plain = LearnerConfig().build(wrap(architecture("qwen3")), Clipped(), Regularizer(KLPenalty(coef=0.1)))
+    for _ in range(3):
+        adapter_moved_on(learner)
+    assert isinstance(learner.reference, AdapterReference)
+    assert learner.reference.state() == {}  # no copy of anything
+    assert_close(with_reference(learner, BATCH).ref_logprobs, old_logprobs(plain, BATCH), torch.float32)
+
+
+def test_a_first_average_is_the_average_of_base_and_policy() -> None:
+    """From the base, π_ref ← α π_θ + (1 - α) π_base is the policy's low-rank product times α: by merged weights."""
+    learner = adapter_moved_on(adapter_learner("float64"))
+    learner.move_reference(0.3)
+    merged = learner.model.adapter.merged()
+    plain = architecture("qwen3", torch.float64)
+    averaged = copy.deepcopy(plain)
+    with torch.no_grad():
+        for name, parameter in averaged.named_parameters():
+            parameter.lerp_(merged[name], 0.3)
+    twin = LearnerConfig().build(wrap(averaged), Clipped(), Regularizer(KLPenalty(coef=0.0)))
+    assert_close(with_reference(learner, BATCH).ref_logprobs, old_logprobs(twin, BATCH), torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("precision", "moves", "trained"),
+    [("lean", [], False), ("float32", [1.0], False), ("lean", [0.5, 0.5], False), ("lean", [0.5], True)],
+)
+def test_a_saved_learner_goes_on_bit_for_bit(precision: str, moves: list[float], trained: bool, tmp_path: Path) -> None:
+    learner = adapter_moved_on(adapter_learner(precision, trained))
+    for alpha in moves:
+        learner.move_reference(alpha)
+        adapter_moved_on(learner)
+    resumed = adapter_learner(precision, trained)
+    record = carried_over(learner, resumed, tmp_path)
+    assert "frozen" not in record
+    assert len(record["base"]) == 64
+    for each in (learner, resumed):
+        adapter_moved_on(each)
+        each.move_reference(0.5)
+    assert torch.equal(*(with_reference(each, BATCH).ref_logprobs for each in (learner, resumed)))
+    ours, theirs = (each.optimizer.state() for each in (learner, resumed))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -1,17 +1,15 @@
 """Prompts become the ids the model was trained to be asked with."""
 
-import resource
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
 from oncurve.base.errors import ModelError
-from oncurve.models import has_template, render, tiny
+from oncurve.models import render, tiny
 from oncurve.models.loading import chat_templates as chat
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
@@ -47,28 +45,6 @@ def test_messages_go_through_the_template_and_end_with_the_opening_of_the_answer
     assert ids[0] == qwen.convert_tokens_to_ids("<|im_start|>")
 
 
-def test_the_template_that_comes_with_qwen_3_renders_too(qwen, test_data):
-    import json
-
-    settings = json.loads((test_data / "tokenizers" / "qwen2" / "qwen3_tokenizer_config.json").read_text())
-    original = qwen.chat_template
-    qwen.chat_template = settings["chat_template"]
-    try:
-        assert qwen.decode(render(qwen, MESSAGES)).startswith(RENDERED)
-    finally:
-        qwen.chat_template = original
-
-
-def test_a_string_that_looks_like_a_chat_is_still_a_string(qwen):
-    assert len(render(qwen, "[{'role': 'user'}]")) > 3
-
-
-def test_whether_there_is_a_template(qwen):
-    assert has_template(qwen)
-    assert not has_template(Characters())
-    assert not has_template(None)
-
-
 def test_messages_without_a_template_are_refused():
     with pytest.raises(ModelError, match="no chat template"):
         render(Characters(), MESSAGES)
@@ -89,12 +65,6 @@ def test_a_bos_the_tokenizer_puts_is_kept_and_never_doubled(test_data):
     assert render(tokenizer, "Once") == tuple(tokenizer("Once")["input_ids"])
 
 
-def test_an_empty_string_is_the_beginning_of_a_text():
-    assert render(Characters(bos_token_id=1), "") == (1,)
-    with pytest.raises(ModelError, match="empty prompt"):
-        render(Characters(), "")
-
-
 LOOP = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + "{% endfor %}" * 3
 
 
@@ -111,15 +81,6 @@ def test_a_template_that_never_ends_is_refused_within_its_time(template, monkeyp
     assert threading.active_count() <= before  # what looped has ended
     tokenizer.chat_template = "{{ messages[0].content }}"
     assert render(tokenizer, [{"role": "user", "content": "2+2="}])
-
-
-def test_a_thread_that_is_ended_prints_nothing(capfd, monkeypatch):
-    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # not pytest's
-    thread = threading.Thread(target=lambda: all(True for _ in iter(int, 1)), daemon=True)
-    thread.start()
-    chat._end(thread)
-    assert not thread.is_alive()
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("power", ["{{ 10**(10**9) }}", "{% set x = 2 ** 10 %}{{ messages[0].content }}"])
@@ -144,18 +105,3 @@ def test_a_template_that_makes_something_huge_is_refused_before_it_takes_the_mem
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_a_template_that_makes_more_than_any_tokenizer_should_read_is_refused(monkeypatch):
-    monkeypatch.setattr(chat, "TEMPLATE_CHARACTERS", 1000)
-    tokenizer = AutoTokenizer.from_pretrained(tiny.path())
-    tokenizer.chat_template = "{{ messages[0].content * 1001 }}"
-    with pytest.raises(ModelError, match="or 1000 characters: it repeats something far too often"):
-        render(tokenizer, [{"role": "user", "content": "2"}])
-
-
-def test_templates_rendered_in_several_threads_leave_the_limit_of_the_process_as_it_was(qwen):
-    limit = resource.getrlimit(resource.RLIMIT_DATA)
-    with ThreadPoolExecutor(8) as threads:
-        assert len(set(threads.map(lambda _: render(qwen, MESSAGES), range(64)))) == 1
-    assert resource.getrlimit(resource.RLIMIT_DATA) == limit

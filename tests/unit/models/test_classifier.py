@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer, BertForSequenceClassification, LlamaForSequenceClassification
 
-from fakes.classifiers import LONGEST, byte_tokenizer, classifier, lay_down, lay_down_bert, shipped_tokenizer
-from fakes.tolerance import about
-from oncurve.models.classifiers.classifier import Classifier, OverlongError, batches_by_length, log_odds
+from fakes.classifiers import LONGEST, TRIMMING, byte_tokenizer, classifier, lay_down, lay_down_bert
+from oncurve.base.errors import ModelError
+from oncurve.models import save
+from oncurve.models.classifiers.classifier import Classifier, OverlongError, log_odds
 from oncurve.models.classifiers.load import load_classifier
 
 PAIRS = [
@@ -87,20 +89,6 @@ def test_neighbours_and_the_size_of_batches_change_nothing(head: str, outcome: C
     assert model.score([]) == []
 
 
-def test_texts_without_steps_have_no_verdicts(process: Classifier) -> None:
-    texts = [process.encode("2+2\n", "4"), process.encode("2+2\n", "4", (1,)), process.encode("1", "")]
-    assert [len(steps) for steps in process.score(texts)] == [0, 1, 0]
-    assert process.score(texts[:1]) == [[]]
-
-
-def test_scores_can_be_differentiated_and_scoring_leaves_no_gradient(outcome: Classifier) -> None:
-    text = outcome.encode("2+2=", "4")
-    assert outcome.scores([text]).requires_grad
-    outcome.score([text])
-    assert all(parameter.grad is None for parameter in outcome.module.parameters())
-    assert not outcome.module.training
-
-
 def test_log_odds_of_one_label_among_several() -> None:
     logits = torch.tensor([[1.0, 2.0, -0.5], [0.0, 0.0, 0.0]], dtype=torch.float64)
     chance = torch.softmax(logits, -1)
@@ -110,46 +98,6 @@ def test_log_odds_of_one_label_among_several() -> None:
     assert log_odds(logits, 0)[1].item() == pytest.approx(-math.log(2))
     assert log_odds(torch.tensor([[3.0]]), None).tolist() == [3.0]
     assert log_odds(torch.tensor([[1e4, -1e4]]), 0).tolist() == [2e4]
-
-
-def test_a_reward_may_be_the_log_odds_of_a_label(tmp_path: Path) -> None:
-    folder = lay_down(tmp_path, labels={0: "Negative", 1: "neutral", 2: "Positive"})
-    by_name = load_classifier(str(folder), "outcome", label="positive", device="cpu")
-    by_number = load_classifier(str(folder), "outcome", label="2", device="cpu")
-    text = by_name.encode("2+2=", "4")
-    z0, z1, z2 = alone(by_name, text.ids).tolist()
-    wanted = z2 - math.log(math.exp(z0) + math.exp(z1))
-    assert by_name.score([text])[0] == pytest.approx([wanted], abs=1e-5)
-    assert by_number.score([text]) == by_name.score([text])
-
-
-def test_a_process_model_of_two_labels_means_its_second_and_any_other_is_said(tmp_path: Path) -> None:
-    folder = lay_down(tmp_path, "process", labels={0: "good", 1: "bad"})
-    second = load_classifier(str(folder), "process", device="cpu")
-    first = load_classifier(str(folder), "process", label="good", device="cpu")
-    text = second.encode("2+2\n", "4", (1,))
-    assert second.score([text])[0][0] + first.score([text])[0][0] == about(1.0)
-
-
-def test_a_token_classifier_of_one_logit_gives_its_sigmoid(tmp_path: Path) -> None:
-    model = classifier(tmp_path, "process", labels=1)
-    text = model.encode(*STEPS[0])
-    wanted = torch.sigmoid(alone(model, text.ids)[list(text.ends), 0]).tolist()
-    assert model.score([text])[0] == about(wanted)
-
-
-def test_batches_fill_their_budget_and_hold_every_text_once() -> None:
-    lengths = [3, 9, 1, 4, 9, 2, 5]
-    assert list(batches_by_length(lengths, 18)) == [[1, 4], [6, 3, 0], [5, 2]]
-    assert list(batches_by_length(lengths, 1)) == [[1], [4], [6], [3], [0], [5], [2]]
-    assert list(batches_by_length([], 10)) == []
-
-
-def test_the_end_of_text_stands_behind_a_text_once(outcome: Classifier) -> None:
-    end = shipped_tokenizer().eos_token_id
-    assert outcome.encode("2+2=", "4").ids[-2:] == (25, end)
-    assert outcome.encode("2+2=", "4<eos>").ids[-2:] == (25, end)
-    assert outcome.encode("", "").ids == (1, end)
 
 
 def test_a_text_that_is_too_long_is_refused_with_both_numbers(tmp_path: Path, outcome: Classifier) -> None:
@@ -187,11 +135,6 @@ def test_a_step_is_scored_at_the_token_of_its_last_visible_character(
     assert written_at(process, "9*9\n", completion, ends) == list(tokens)
 
 
-def test_two_steps_in_one_token_are_both_scored_there(process: Classifier) -> None:
-    encoded = process.encode("", "a has 7", (3, 5, 7))
-    assert encoded.ends == (2, 2, 3)
-
-
 def test_a_character_of_several_tokens_is_written_by_the_last(tmp_path: Path) -> None:
     model = classifier(tmp_path, "process", tokenizer=byte_tokenizer())
     encoded = model.encode("é", "√4\n2 ✓\nü", (3, 7, 8))
@@ -201,15 +144,145 @@ def test_a_character_of_several_tokens_is_written_by_the_last(tmp_path: Path) ->
     assert end == 2
 
 
-def test_the_tokenizer_of_a_real_model_is_followed_too(tmp_path: Path, test_data: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(test_data / "tokenizers" / "qwen2")
-    model = Classifier(None, tokenizer, "process", 1, 0, None, "qwen2")
-    text = "First we multiply.\n\nSo 7 × 8 = 56.  \n那么答案是𝟝𝟞 🎉\n\nDone"
-    ends = tuple(index + 1 for index, letter in enumerate(text) if letter == "\n" and text[index + 1] != "\n")
-    ends = (*ends, len(text))
-    encoded = model.encode("What is 7 × 8?\n", text, ends)
-    before = len(tokenizer("What is 7 × 8?\n")["input_ids"])
-    for end, token in zip(ends, encoded.ends, strict=True):
-        visible = text[:end].rstrip()
-        assert tokenizer.decode(encoded.ids[before : token + 1]).rstrip().startswith(visible)
-        assert not tokenizer.decode(encoded.ids[before:token]).startswith(visible)
+ASKED = ({"role": "user", "content": "2+2?"},)
+
+
+def chatting(folder: Path, template: str = TRIMMING, head: Any = "process") -> Classifier:
+    return classifier(folder, head, tokenizer=byte_tokenizer(), template=template)
+
+
+def said(text: str) -> tuple[dict[str, str], ...]:
+    return ({"role": "assistant", "content": text},)
+
+
+def read(model: Classifier, prompt: Any, completion: Any, ends: tuple[int, ...]) -> list[str]:
+    """The laid-out text up to each step's token, that token included."""
+    encoded = model.encode(prompt, completion, ends)
+    return [model.tokenizer.decode(encoded.ids[: end + 1]) for end in encoded.ends]
+
+
+def test_a_chat_is_laid_out_by_the_template_and_nothing_is_put_behind_it(tmp_path: Path) -> None:
+    model = chatting(tmp_path, head="outcome")
+    wanted = "<|user|>2+2?<|end|>\n<|assistant|>4<|end|>\n"
+    for prompt, completion in ((ASKED, said(" 4\n")), (ASKED, " 4\n"), ("2+2?", said("4")), ((), (*ASKED, *said("4")))):
+        assert model.tokenizer.decode(model.encode(prompt, completion).ids) == wanted
+    assert model.tokenizer.decode(model.encode("2+2?", "4").ids) == "2+2?4<eos>"
+
+
+HEAD = "<|user|>2+2?<|end|>\n<|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("completion", "ends", "written"),
+    [
+        ("1+3\n4", (4, 5), ["1+3", "1+3\n4"]),
+        ("\n 1+3\n4\n", (6, 8), ["1+3", "1+3\n4"]),
+        ("1+3\n\n4\n\n\n", (5, 9), ["1+3", "1+3\n\n4"]),
+        ("end", (3,), ["end"]),
+        ("|", (1,), ["|"]),
+        ("user", (4,), ["user"]),
+        ("2+2?", (4,), ["2+2?"]),
+        ("4\n4", (2, 3), ["4", "4\n4"]),
+        ("é\n✓", (2, 3), ["é", "é\n✓"]),
+    ],
+)
+def test_steps_are_found_in_what_the_template_made_of_them(
+    tmp_path: Path, completion: str, ends: tuple[int, ...], written: list[str]
+) -> None:
+    model = chatting(tmp_path)
+    for spelled in (completion, said(completion)):
+        assert read(model, ASKED, spelled, ends) == [HEAD + text for text in written]
+
+
+def test_a_template_that_changes_a_completion_is_refused_only_where_its_steps_are_scored(tmp_path: Path) -> None:
+    model = chatting(tmp_path, "{% for m in messages %}{{ m.content | upper }};{% endfor %}")
+    assert model.tokenizer.decode(model.encode(ASKED, "four").ids) == "2+2?;FOUR;"
+    with pytest.raises(ModelError, match=r"the chat template changes a completion.*use a process model"):
+        model.encode(ASKED, "four", (4,))
+
+
+def test_a_chat_for_a_model_without_a_template_is_refused_with_the_mend(tmp_path: Path) -> None:
+    model = classifier(tmp_path)
+    with pytest.raises(ModelError, match=r"has no chat template.*for chats or, with data\.chat = \"never\""):
+        model.encode(ASKED, "4")
+
+
+LABELS = {0: "bad", 1: "fair", 2: "good"}
+
+
+def refusal(folder: Path, head: str = "outcome", **settings: object) -> str:
+    with pytest.raises(ModelError) as caught:
+        load_classifier(str(folder), head, device="cpu", **settings)
+    return str(caught.value)
+
+
+def test_a_label_that_is_needed_or_unknown_is_asked_for_with_the_list(tmp_path: Path) -> None:
+    folder = lay_down(tmp_path, labels=LABELS)
+    listed = "set rewards.label to one of: 0 (bad), 1 (fair), 2 (good)"
+    assert refusal(folder, section="rewards").endswith(f"has 3 labels, and none is chosen as the reward; {listed}")
+    assert refusal(folder, section="rewards", label="godo").endswith(f"has no label 'godo'; {listed}")
+    assert "has no label '3'" in refusal(folder, label="3")
+
+
+def test_two_labels_of_an_outcome_model_have_no_natural_winner(tmp_path: Path) -> None:
+    assert "has 2 labels, and none is chosen as the reward" in refusal(lay_down(tmp_path, labels=2))
+
+
+def test_a_language_model_is_no_reward_model_until_it_is_trained(tmp_path: Path) -> None:
+    folder = lay_down(tmp_path, "causal")
+    said = refusal(folder)
+    assert "(LlamaForCausalLM) is not a sequence classifier, so it is no reward model" in said
+    assert said.endswith("train one with: oncurve reward-model train")
+    assert "is not a token classifier" in refusal(folder, "process")
+
+
+@pytest.mark.parametrize("head", ["outcome", "process"])
+def test_a_new_head_on_a_language_model_begins_at_zero(tmp_path: Path, head: str) -> None:
+    folder = lay_down(tmp_path, "causal")
+    model = load_classifier(str(folder), head, device="cpu", new_head=True)
+    texts = [model.encode("2+2\n", "4\n#### 4", (2, 8) if head == "process" else ())]
+    assert model.score(texts) == ([[0.0]] if head == "outcome" else [[0.5, 0.5]])
+    kept = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(model.module.get_input_embeddings().weight, kept)
+
+
+def test_a_new_process_model_names_its_labels_and_loads_again_as_one(tmp_path: Path) -> None:
+    made = load_classifier(str(lay_down(tmp_path / "causal", "causal")), "process", device="cpu", new_head=True)
+    torch.nn.init.normal_(made.module.score.weight)
+    save(made.module, made.tokenizer, tmp_path / "made")
+    again = load_classifier(str(tmp_path / "made"), "process", label="right", device="cpu")
+    assert again.module.config.id2label == {0: "wrong", 1: "right"}
+    text = made.encode("2+2\n", "4", (1,))
+    assert again.score([text]) == made.score([text])
+
+
+@pytest.mark.parametrize("new_head", [False, True])
+def test_the_other_kind_of_classifier_is_refused(tmp_path: Path, new_head: bool) -> None:
+    steps, whole = lay_down(tmp_path / "steps", "process"), lay_down(tmp_path / "whole")
+    assert "is a token classifier: a reward model of steps, and not of outcomes" in refusal(steps, new_head=new_head)
+    said = refusal(whole, "process", new_head=new_head)
+    assert "is a sequence classifier: a reward model of outcomes, and not of steps" in said
+
+
+@pytest.mark.parametrize("lost", ["score.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_weights_that_are_missing_are_an_error(tmp_path: Path, lost: str) -> None:
+    folder = lay_down(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    del weights[lost]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert f"the weights lack {lost}; a reward model with random parts cannot score" in refusal(folder)
+    assert f"the weights lack {lost}" in refusal(folder, new_head=True)
+
+
+def test_what_is_no_model_is_named_with_its_setting(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "nothing" / "there").endswith("no such directory")
+    with pytest.raises(ModelError, match=r"rewards\.path is not set"):
+        load_classifier("", "outcome", section="rewards")
+    (tmp_path / "empty").mkdir()
+    assert "has no config.json" in refusal(tmp_path / "empty")
+
+
+def test_the_shorter_of_two_lengths_holds(tmp_path: Path) -> None:
+    folder = lay_down(tmp_path, longest=40)
+    longest = [load_classifier(str(folder), "outcome", device="cpu", max_length=n).max_length for n in (None, 7, 900)]
+    assert longest == [40, 7, 40]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from oncurve.machine import compiled as module
-from oncurve.machine.compiled import allow_many_forms, compiled
+from oncurve.machine.compiled import compiled
 
 
 class OnCuda(torch.Tensor):
@@ -19,12 +19,6 @@ class OnCuda(torch.Tensor):
 
 def doubled(x, times=2):
     return x * times
-
-
-def test_on_a_cpu_nothing_is_compiled(monkeypatch):
-    monkeypatch.setattr(module.torch, "compile", lambda *args, **kwargs: pytest.fail("compiled"))
-    assert compiled(doubled)(torch.tensor(3.0), times=4) == 12
-    assert compiled(doubled).__name__ == "doubled"
 
 
 def test_on_a_gpu_it_is_compiled_once(monkeypatch):
@@ -64,11 +58,3 @@ def test_no_memory_is_not_taken_for_no_compiler(monkeypatch):
     monkeypatch.setattr(module.torch, "compile", compiler)
     with pytest.raises(torch.OutOfMemoryError):
         compiled(doubled)(torch.ones(1).as_subclass(OnCuda))
-
-
-def test_a_function_may_have_many_forms():
-    import torch._dynamo
-
-    with torch._dynamo.config.patch(recompile_limit=8):
-        allow_many_forms()
-        assert torch._dynamo.config.recompile_limit == 64

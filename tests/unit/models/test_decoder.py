@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from fakes.architectures import ARCHITECTURES, VOCABULARY, architecture
+from fakes.architectures import ARCHITECTURES, VOCABULARY, architecture, fast_model, prompts_of
 from fakes.tiny_policy import TinyLM
-from oncurve.models import GenericModel, ModelConfig, TransformersModel, render
+from oncurve.models import GenericModel, TransformersModel
+from oncurve.models.decode import prefill as prefill_room
+from oncurve.models.decode.prefill import prefill
 from oncurve.models.layers.rms_norm import replace_norms
 from oracles.plain_forward import next_logits
 
@@ -37,11 +39,6 @@ def follow(model, prompts, copies, steps, kept, seed=0, limit=None):
     return worst
 
 
-def prompts_of(*lengths, vocabulary=VOCABULARY):
-    generator = torch.Generator().manual_seed(7)
-    return [torch.randint(0, vocabulary, (length,), generator=generator) for length in lengths]
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("lengths", [(4, 4, 4), (2, 9, 1)], ids=["equal prompts", "ragged prompts"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -50,26 +47,6 @@ def test_decoding_equals_the_plain_forward_while_rows_are_dropped(name, lengths,
     replace_norms(module)
     worst = follow(TransformersModel(module), prompts_of(*lengths), [3, 2, 3], 8, KEPT)
     assert worst <= (1e-10 if dtype == torch.float64 else 1e-5)
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
-def test_equal_groups_without_any_dropping(name):
-    module = architecture(name, torch.float64)
-    replace_norms(module)
-    assert follow(TransformersModel(module), prompts_of(5, 5), [4, 4], 9, {}) <= 1e-10
-
-
-def test_rows_may_be_dropped_before_the_first_step():
-    module = architecture("llama", torch.float64)
-    replace_norms(module)
-    assert follow(TransformersModel(module), prompts_of(3, 6), [2, 2], 4, {0: [1, 2, 3]}) <= 1e-10
-
-
-def test_the_cache_grows_beyond_its_first_size():
-    module = architecture("llama", torch.float64)
-    replace_norms(module)
-    model = TransformersModel(module)
-    assert follow(model, prompts_of(2), [2], 70, {20: [0, 1], 66: [1]}, limit=100) <= 1e-10
 
 
 def test_a_window_shorter_than_the_suffix_forgets_prompt_and_old_tokens():
@@ -93,12 +70,6 @@ def test_each_prompt_is_run_once_whatever_the_copies():
     assert decoder.first_hidden.shape == (2, 32)
 
 
-def test_decoding_records_no_gradient():
-    decoder = TransformersModel(architecture("llama")).decoder(prompts_of(4), [2], 4)
-    assert not decoder.first_hidden.requires_grad
-    assert not decoder.step(torch.tensor([1, 2])).requires_grad
-
-
 @pytest.mark.parametrize(
     ("lengths", "copies", "message"),
     [((), (), "0 prompts"), ((3,), (1, 1), "2 copies"), ((3, 0), (1, 1), "one token"), ((3, 2), (1, 0), "one row")],
@@ -109,39 +80,26 @@ def test_impossible_groups_are_refused(make, lengths, copies, message):
         make().decoder(prompts_of(*lengths), copies, 4)
 
 
-@torch.no_grad()
-def test_greedy_text_of_the_stories_model_is_its_authors(test_data):
-    folder = test_data / "models" / "stories260k"
-    loaded = ModelConfig(path=str(folder), dtype="float32").build()
-    decoder = loaded.model.decoder([torch.tensor(render(loaded.tokenizer, ""))], [1], 200)
-    hidden, written = decoder.first_hidden, []
-    for _ in range(200):
-        token = loaded.model.logits(hidden).argmax(-1)
-        written.append(int(token))
-        hidden = decoder.step(token)
-    expected = (folder / "expected_greedy_200.txt").read_text()
-    assert loaded.tokenizer.decode(written).startswith(expected)
+LENGTHS = (3, 11, 1, 7, 7, 23)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("name", ["stories260k", "babyllama105"])
-def test_log_probs_while_decoding_equal_the_packed_ones(test_data, name, temperature):
-    model = ModelConfig(path=str(test_data / "models" / name), dtype="float32").build().model
-    prompts, copies, steps = prompts_of(11, 3, 6), [4, 2, 1], 40
-    decoder = model.decoder(prompts, copies, steps)
-    generator = torch.Generator().manual_seed(1)
-    hidden, written, sampled = decoder.first_hidden[decoder.groups], [], []
-    for _ in range(steps):
-        logprobs = torch.log_softmax(model.logits(hidden) / temperature, -1)
-        ids = torch.multinomial(logprobs.exp(), 1, generator=generator)
-        written.append(ids[:, 0])
-        sampled.append(logprobs.gather(1, ids)[:, 0])
-        hidden = decoder.step(ids[:, 0])
-    ids = torch.stack(written, 1)
-    scored = model.completion_hidden(prompts, decoder.groups, ids, torch.full((7,), steps))
-    packed = torch.log_softmax(model.logits(scored) / temperature, -1).gather(1, ids.flatten()[:, None])[:, 0]
-    # These models have logits of 24, so float32 itself is worth 2e-5 at the worst token: transformers' eager and sdpa
-    # attentions differ by as much. Hence 1e-5 beside the size of the number, and on average far less.
-    torch.testing.assert_close(packed, torch.stack(sampled, 1).flatten(), rtol=1e-5, atol=1e-5)
-    assert (packed - torch.stack(sampled, 1).flatten()).abs().mean() <= 2e-6
+@pytest.mark.parametrize("budget", [1, 4, 8, 30])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+def test_pieces_give_what_the_whole_gives(monkeypatch, name, budget):
+    model, prompts = fast_model(name), prompts_of(*LENGTHS)
+    hidden, prefixes = prefill(model._run, prompts, torch.device("cpu"))
+    monkeypatch.setattr(prefill_room, "PIECE_TOKENS", budget)
+    sizes = []
+
+    def run(ids, positions, context):
+        sizes.append(len(ids))
+        return model._run(ids, positions, context)
+
+    in_pieces, prefixes_in_pieces = prefill(run, prompts, torch.device("cpu"))
+    assert sum(sizes) == sum(LENGTHS)
+    assert max(sizes) <= budget
+    torch.testing.assert_close(in_pieces, hidden, rtol=1e-12, atol=1e-12)
+    for layer, pair in prefixes.layers.items():
+        for kept, kept_in_pieces in zip(pair, prefixes_in_pieces.layers[layer], strict=True):
+            torch.testing.assert_close(kept_in_pieces, kept, rtol=1e-12, atol=1e-12)

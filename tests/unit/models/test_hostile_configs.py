@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from fakes.architectures import architecture
 from fakes.classifiers import byte_tokenizer, lay_down
@@ -18,8 +18,7 @@ from oncurve.base.errors import ModelError
 from oncurve.forecast.unloaded import read_model_config
 from oncurve.models import ModelConfig, save
 from oncurve.models.classifiers.load import load_classifier
-from oncurve.models.loading.checks import load_config, load_tokenizer
-from oncurve.models.loading.hub import offline
+from oncurve.models.loading.checks import load_tokenizer
 
 KERNEL = "somebody/kernel"
 SAYINGS = {
@@ -64,27 +63,6 @@ def test_a_model_computes_as_it_would_without_it(folder: Path, said: dict[str, o
     assert read_model_config(str(folder))._attn_implementation is None  # what a plan builds its rehearsal from
 
 
-def test_configurations_within_a_configuration_are_treated_alike(tmp_path: Path) -> None:
-    text = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8, "vocab_size": 61}
-    seen = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
-    config = Gemma3Config(text_config=text, vision_config=seen, mm_tokens_per_image=4)
-    save(Gemma3ForConditionalGeneration(config), None, tmp_path / "model")
-    stored = json.loads((tmp_path / "model" / "config.json").read_text())
-    for part in ("text_config", "vision_config"):
-        stored[part] |= {"_attn_implementation": KERNEL, "experts_implementation": KERNEL}
-    amend(tmp_path / "model", stored)
-    read = load_config(str(tmp_path / "model"), local=True)
-    for each in (read, read.text_config, read.vision_config):
-        assert each._attn_implementation is None
-        assert each._experts_implementation is None
-
-
-@pytest.mark.parametrize("said", SAYINGS.values(), ids=SAYINGS.keys())
-def test_a_reward_model_too(tmp_path: Path, said: dict[str, object]) -> None:
-    module = load_classifier(str(amend(lay_down(tmp_path / "classifier"), said)), "outcome", device="cpu").module
-    assert module.config._attn_implementation == "sdpa"
-
-
 def test_quantized_weights_are_refused_before_anything_is_fetched_for_them(folder: Path, tmp_path: Path) -> None:
     said = {"quantization_config": {"quant_method": "fp8"}}
     amend(folder, said)
@@ -119,17 +97,6 @@ def test_code_that_comes_along_never_runs_unless_it_is_trusted(folder: Path, tmp
         with pytest.raises(ModelError):
             load()
         assert not ran.exists()
-
-
-def test_offline_is_put_back() -> None:
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_OFFLINE
-    with offline(False):
-        assert before == constants.HF_HUB_OFFLINE
-    with offline(True):
-        assert constants.HF_HUB_OFFLINE
-    assert before == constants.HF_HUB_OFFLINE
 
 
 @pytest.mark.slow

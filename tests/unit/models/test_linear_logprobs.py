@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
 from oncurve.models.head import linear_logprobs as fused_head
+from oncurve.models.head.gradient_buffers import keep_gradient, kept_bytes, kept_gradient
 from oncurve.models.head.linear_logprobs import linear_logprobs, matrix_of
 from oracles.plain_head import plain_logprobs
 
@@ -132,51 +134,6 @@ def test_logits_never_exist_as_a_whole(monkeypatch):
     assert len(shapes) > 1
 
 
-def test_more_logits_are_kept_of_a_frozen_head(monkeypatch):
-    computed = []
-    product = fused_head._product
-
-    def watched(hidden, matrix, work):
-        computed.append(len(matrix))
-        return product(hidden, matrix, work)
-
-    monkeypatch.setattr(fused_head, "_product", watched)
-    monkeypatch.setattr(fused_head, "KEPT_BYTES", 0)
-    hidden, weight, ids = inputs(torch.float32)
-    for matrix, times in ((weight, 2), (weight.detach(), 1)):
-        computed.clear()
-        linear_logprobs(hidden, matrix, ids)[0].sum().backward()
-        assert sum(computed) == times * VOCABULARY
-
-
-def test_only_the_gradients_that_are_wanted_are_made():
-    hidden, weight, ids = inputs()
-    linear_logprobs(hidden.detach(), weight, ids)[0].sum().backward()
-    wanted = weight.grad.clone()
-    frozen = weight.detach()
-    linear_logprobs(hidden, frozen, ids)[0].sum().backward()
-    assert hidden.grad is not None
-    assert frozen.grad is None
-    assert torch.equal(weight.grad, wanted)
-
-
-def test_no_tokens_give_nothing_and_a_gradient_of_zero():
-    _, weight, _ = inputs()
-    hidden = torch.zeros(0, WIDTH, dtype=torch.float64, requires_grad=True)
-    logprobs, entropy = linear_logprobs(hidden, weight, torch.zeros(0, dtype=torch.int64), with_entropy=True)
-    assert logprobs.shape == entropy.shape == (0,)
-    logprobs.sum().backward()
-    assert (weight.grad == 0).all()
-
-
-def test_what_cannot_be_is_refused():
-    hidden, weight, ids = inputs()
-    with pytest.raises(ValueError, match="temperature must be > 0"):
-        linear_logprobs(hidden, weight, ids, 0.0)
-    with pytest.raises(ValueError, match="do not belong together"):
-        linear_logprobs(hidden, weight, ids[1:])
-
-
 def test_a_head_that_does_more_than_multiply_has_no_matrix():
     plain = torch.nn.Linear(4, 7, bias=False)
     assert matrix_of(plain) is plain.weight
@@ -184,3 +141,61 @@ def test_a_head_that_does_more_than_multiply_has_no_matrix():
     assert matrix_of(torch.nn.Sequential(plain)) is None
     plain.register_forward_hook(lambda layer, args, output: None)
     assert matrix_of(plain) is None
+
+
+def linear(dtype=torch.bfloat16, kept=True):
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 4).to(dtype)
+    if kept:
+        for parameter in layer.parameters():
+            keep_gradient(parameter, torch.float32 if dtype == torch.bfloat16 else dtype)
+    return layer
+
+
+def head_inputs(tokens=7, vocabulary=1100, dtype=torch.bfloat16):
+    torch.manual_seed(1)
+    hidden = torch.randn(tokens, 16, dtype=dtype)
+    weight = nn.Parameter(torch.randn(vocabulary, 16).to(dtype))
+    return hidden, weight, torch.randint(0, vocabulary, (tokens,))
+
+
+def test_the_gradient_is_autograds_widened_and_summed_in_float32() -> None:
+    ours, theirs = linear(), linear(kept=False)
+    for parameter in theirs.parameters():
+        parameter.grad_dtype = torch.float32
+    for scale in (1.0, 0.003, 50.0):
+        x = scale * torch.randn(5, 6).bfloat16()
+        for layer in (ours, theirs):
+            layer(x).square().sum().backward()
+    for given, right in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert given.grad.dtype == torch.float32
+        assert torch.equal(given.grad, right.grad)
+
+
+def test_it_is_one_tensor_from_update_to_update_and_forgets_the_last_ones_numbers() -> None:
+    layer, seen = linear(), []
+    assert kept_bytes(layer.parameters()) == 0
+    for _ in range(3):
+        layer(torch.ones(1, 6, dtype=torch.bfloat16)).sum().backward()
+        seen.append((layer.weight.grad.data_ptr(), layer.weight.grad.clone()))
+        layer.weight.grad.fill_(float("nan"))  # what an optimizer leaves behind
+        layer.weight.grad = None
+    assert len({place for place, _ in seen}) == 1
+    assert all(torch.equal(numbers, torch.ones(4, 6)) for _, numbers in seen)
+    assert kept_bytes(layer.parameters()) == 4 * (24 + 4)
+    assert kept_gradient(layer.weight).data_ptr() == seen[0][0]
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_the_heads_gradient_goes_there_by_pieces(passes: int) -> None:
+    hidden, weight, ids = head_inputs()
+    plain = nn.Parameter(weight.detach().clone())
+    plain.grad_dtype = torch.float32
+    keep_gradient(weight, torch.float32)
+    for number in range(passes):
+        for matrix in (weight, plain):
+            workspace = 7 * 2 * 128  # nine blocks
+            logprobs, _ = linear_logprobs(hidden + number, matrix, ids, kept_bytes=0, workspace_bytes=workspace)
+            logprobs.sum().backward()
+    assert weight.grad is kept_gradient(weight)
+    assert torch.equal(weight.grad, plain.grad)

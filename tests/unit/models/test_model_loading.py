@@ -5,23 +5,24 @@ import os
 import shutil
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from weakref import WeakSet
+from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-import oncurve.models
 from fakes.architectures import UNIFORM, VOCABULARY, architecture
-from fakes.tiny_policy import TinyLM
-from oncurve.base.errors import ConfigError, ModelError
-from oncurve.components import build
-from oncurve.durable import LazyTensors
-from oncurve.models import ModelConfig, TransformersModel, save
+from oncurve.base.errors import ModelError
+from oncurve.forecast.unloaded import read_model_config
+from oncurve.models import ModelConfig, TransformersModel, save, tiny
+from oncurve.models.layers.alignment import ALIGNMENT
+from oncurve.models.loading.precision import resolved
+from oncurve.models.loading.weights import loaded_from
 
 
 def tokenizer_of(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
@@ -61,14 +62,6 @@ def test_a_directory_loads_on_the_fast_path_without_the_network(folder, no_netwo
     assert torch.equal(hidden(loaded.model), hidden(TransformersModel(architecture("llama"))))
 
 
-def test_bf16_is_what_it_computes_in_unless_masters_are_asked_for(folder):
-    settings = ModelConfig(path=str(folder), dtype="bfloat16")
-    computing, training = settings.build(), settings.build(masters=True)
-    assert {p.dtype for p in computing.model.module.parameters()} == {torch.bfloat16}
-    assert {p.dtype for p in training.model.module.parameters()} == {torch.float32}
-    assert computing.dtype == training.dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize(
     ("computes_in", "stored", "loaded"),
     [
@@ -89,28 +82,8 @@ def test_weights_for_a_learner_come_in_the_narrowest_form_without_loss(tmp_path,
         assert torch.equal(got.get_parameter(name).float(), parameter.to(stored).float())
 
 
-def test_the_generic_path_may_be_asked_for(folder):
-    assert not ModelConfig(path=str(folder), attention="generic").build().model.fast
-
-
-def test_eos_is_the_set_of_all_that_end_a_completion(folder):
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 2]}))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 7}))
-    assert ModelConfig(path=str(folder)).build().eos_ids == (9, 2, 7)
-
-
-def test_loading_is_silent_and_leaves_the_settings_of_transformers_as_they_were(folder, capfd):
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    ModelConfig(path=str(folder)).build()
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (verbosity, bars)
-    captured = capfd.readouterr()
-    assert captured.out == captured.err == ""
-
-
 def test_loads_at_once_in_one_process_find_all_weights_and_leave_the_settings_of_transformers(folder):
     from huggingface_hub import constants
-    from transformers.utils import logging
 
     def said() -> tuple:
         bars, conversion = logging.is_progress_bar_enabled(), os.environ.get("DISABLE_SAFETENSORS_CONVERSION")
@@ -122,11 +95,6 @@ def test_loads_at_once_in_one_process_find_all_weights_and_leave_the_settings_of
     states = [each.model.module.state_dict() for each in loaded]
     assert all(torch.equal(state[name], states[0][name]) for state in states for name in states[0])
     assert said() == before
-
-
-def test_the_keys_are_strict():
-    with pytest.raises(ConfigError, match="attention"):
-        build({"atention": "auto"}, {"-": ModelConfig}, "model", "-")
 
 
 def broken(folder, change):
@@ -184,38 +152,6 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason(folder, change, messag
         ModelConfig(path=broken(folder, change)).build()
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("", "model.path is not set"),
-        ("./nowhere", "no such directory"),
-        ("/nowhere/at/all", "no such directory"),
-        ("a/b/c", "no such directory"),
-    ],
-)
-def test_a_path_to_nothing_is_refused(path, message):
-    with pytest.raises(ModelError, match=message):
-        ModelConfig(path=path).build()
-
-
-def test_a_file_is_no_model(tmp_path):
-    (tmp_path / "weights.safetensors").write_bytes(b"")
-    with pytest.raises(ModelError, match="is a file"):
-        ModelConfig(path=str(tmp_path / "weights.safetensors")).build()
-
-
-def test_a_hub_id_without_the_network_says_what_it_needs(monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match="needs the network"):
-        ModelConfig(path="nobody/no-such-model-of-anyones").build()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_cuda_where_there_is_none_is_refused(folder):
-    with pytest.raises(ModelError, match="no CUDA device"):
-        ModelConfig(path=str(folder), device="cuda").build()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 def test_what_was_saved_loads_in_transformers_as_it_is(tmp_path, name, dtype):
@@ -229,72 +165,92 @@ def test_what_was_saved_loads_in_transformers_as_it_is(tmp_path, name, dtype):
         assert torch.equal(again.state_dict()[key], tensor.to(dtype))
 
 
-def test_masters_stand_in_for_the_modules_own_weights_and_for_those_tied_to_them(tmp_path):
-    module = architecture("qwen3").bfloat16()
-    masters = {name: torch.randn(p.shape) for name, p in module.named_parameters()}
-    save(module, None, tmp_path / "out", state=masters)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
-    assert again.dtype == torch.float32
-    assert torch.equal(again.lm_head.weight, masters["model.embed_tokens.weight"])
-    assert all(torch.equal(tensor, masters[name]) for name, tensor in again.named_parameters())
+COMMITS = {"main": "a" * 40, "dev": "b" * 40}
 
 
-def test_tensors_made_on_demand_are_never_in_memory_together(tmp_path):
-    module, alive = architecture("gpt2"), WeakSet()
-
-    def make(name):
-        assert len(alive) <= 1, "the tensor before is still held"
-        tensor = module.get_parameter(name).detach() + 1
-        alive.add(tensor)
-        return tensor
-
-    save(module, None, tmp_path / "out", state=LazyTensors(dict(module.named_parameters()), make))
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
-    for name, tensor in again.named_parameters():
-        assert torch.equal(tensor, module.get_parameter(name) + 1)
-
-
-def test_a_model_whose_tensors_transformers_converts_is_saved_by_it_whole(tmp_path, monkeypatch):
-    module, real = architecture("llama"), type(architecture("llama")).save_pretrained
-
-    def converting(self, folder, state_dict):
-        joined = {"model.layers.0.mlp.joined": torch.cat([t for n, t in state_dict.items() if "layers.0.mlp" in n])}
-        others = {name: tensor for name, tensor in state_dict.items() if "layers.0.mlp" not in name}
-        real(self, folder, state_dict=others)
-        weights = load_file(folder / "model.safetensors")
-        save_file(weights | joined, folder / "model.safetensors", {"format": "pt"})
-
-    monkeypatch.setattr(type(module), "save_pretrained", converting)
-    for projection in ("gate_proj", "up_proj", "down_proj"):
-        getattr(module.model.layers[0].mlp, projection).weight.data = torch.ones(4, 4)
-    save(module, None, tmp_path / "out")
-    assert load_file(tmp_path / "out" / "model.safetensors")["model.layers.0.mlp.joined"].shape == (12, 4)
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that cannot be reached, and a cache with two revisions of one model."""
+    for branch, commit in COMMITS.items():
+        folder = tmp_path / "models--lab--tiny"
+        snapshot = folder / "snapshots" / commit
+        shutil.copytree(tiny.path(), snapshot, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        (folder / "refs").mkdir(exist_ok=True)
+        (folder / "refs" / branch).write_text(commit)
+        if branch == "dev":
+            weights = {name: 2 * tensor for name, tensor in load_file(snapshot / "model.safetensors").items()}
+            save_file(weights, snapshot / "model.safetensors", {"format": "pt"})
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
-def test_a_tensor_the_model_does_not_have_is_refused(tmp_path):
-    with pytest.raises(ModelError, match="no tensor 'other'"):
-        save(architecture("llama"), None, tmp_path / "out", state={"other": torch.zeros(1)})
+def first_of(model: ModelConfig) -> torch.Tensor:
+    return next(model.build().model.module.parameters()).detach()
 
 
-def test_any_module_is_saved_as_tensors(tmp_path):
-    module = TinyLM(tied=True)
-    save(module, None, tmp_path / "out")
-    tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert torch.equal(tensors["embedding.weight"], module.embedding.weight)
+@pytest.mark.usefixtures("hub")
+def test_a_branch_and_its_commit_are_loaded() -> None:
+    dev = ModelConfig(path="lab/tiny", revision="dev", dtype="float32")
+    assert torch.equal(first_of(dev), 2 * first_of(ModelConfig(path=str(tiny.path()), dtype="float32")))
+    assert torch.equal(first_of(dev), first_of(dev.model_copy(update={"revision": COMMITS["dev"]})))
+    assert not torch.equal(first_of(dev), first_of(dev.model_copy(update={"revision": "main"})))
+    assert dev.build().name == "lab/tiny"
+    assert read_model_config(dev.source(weights=False)).vocab_size == 128
 
 
-def test_saving_again_replaces_and_leaves_nothing_behind(folder):
-    save(architecture("llama", seed=1), tokenizer_of(), folder)
-    loaded = ModelConfig(path=str(folder), dtype="float32").build()
-    assert torch.equal(hidden(loaded.model), hidden(TransformersModel(architecture("llama", seed=1))))
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+@pytest.mark.usefixtures("hub")
+def test_a_revision_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ModelError, match="lab/tiny at revision v2 is neither a directory here nor a model the hub"):
+        ModelConfig(path="lab/tiny", revision="v2").build()
 
 
-@pytest.mark.parametrize("name", oncurve.models.__all__)
-def test_every_public_name_is_there(name):
-    assert getattr(oncurve.models, name) is not None
+CPU = torch.device("cpu")
 
 
-def test_a_name_that_is_not_there_says_so():
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        oncurve.models.nothing  # noqa: B018  (the attribute access is the test)
+def with_features(monkeypatch: pytest.MonkeyPatch, *features: str) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(features, True))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("features", "dtype", "why"),
+    [
+        (("amx_bf16", "avx512_bf16"), "bfloat16", "AMX"),
+        (("avx512_bf16",), "bfloat16", "AVX-512 BF16"),
+        (("bf16",), "bfloat16", "NEON BF16"),
+        (("avx2", "avx512_f", "amx_int8"), "float32", "no bfloat16 products"),
+    ],
+)
+def test_auto_is_bfloat16_where_the_processor_multiplies_it(monkeypatch, features, dtype, why):
+    with_features(monkeypatch, *features)
+    got, reason = resolved("auto", CPU)
+    assert got == dtype
+    assert why in reason
+    assert ModelConfig(device="cpu").torch_dtype == getattr(torch, dtype)
+
+
+SIZES = pytest.mark.parametrize("size", [0, 8, 24, 40])
+
+
+def lengthened(folder, size):
+    """The folder, with `size` bytes more in the header of its weights' file."""
+    file = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt", "filler": "x" * size})
+    return folder
+
+
+def starts(module):
+    return {tensor.data_ptr() % ALIGNMENT for tensor in (*module.parameters(), *module.buffers())}
+
+
+@SIZES
+def test_a_loaded_model_lies_where_torch_puts_tensors(tmp_path, size):
+    folder = lengthened(tmp_path / shutil.copytree(tiny.path(), tmp_path / "model"), size)
+    stored = load_file(folder / "model.safetensors")
+    loaded = [ModelConfig(path=str(folder), dtype="float32").build(masters=masters) for masters in (False, True)]
+    own = loaded_from(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    for each in (*loaded, own):
+        assert starts(each.model.module) == {0}
+        state = each.model.module.state_dict()
+        assert all(torch.equal(tensor, stored[name].float()) for name, tensor in state.items() if name in stored)

@@ -1,7 +1,5 @@
 """Weights handed to engines elsewhere: every tensor once, by the name that a saved model has it under."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -9,7 +7,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 from fakes.tiny_policy import TinyLM
 from oncurve.models import LocalWeights, save, wrap
-from oncurve.models.loading import hub_tensors
 
 _SHAPE = {
     "vocab_size": 40,
@@ -45,21 +42,3 @@ def test_buckets_hold_what_a_saved_model_has(kind, dtype, tmp_path):
                 assert tensor.dtype == saved[name].dtype
                 assert torch.equal(tensor, saved[name])
     assert len(buckets) == 1
-
-
-def test_neighbouring_buckets_do_not_fit_into_one():
-    sizes = [[x.nbytes for x in bucket.values()] for bucket in LocalWeights(wrap(MODULES["untied"]()), 0).buckets(3000)]
-    assert len(sizes) > 2
-    assert all(sum(left) + right[0] > 3000 for left, right in pairwise(sizes))
-
-
-def test_tied_tensors_of_a_plain_module_come_once_under_the_first_name():
-    module = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3, bias=False), "b": torch.nn.Linear(3, 3, bias=False)})
-    module["b"].weight = module["a"].weight
-    assert [name for name, _ in hub_tensors(module)] == ["a.weight"]
-
-
-def test_local_weights_are_the_model_itself():
-    model = wrap(TinyLM())
-    weights = LocalWeights(model, 7)
-    assert (weights.local(), weights.version) == (model, 7)

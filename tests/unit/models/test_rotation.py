@@ -1,25 +1,35 @@
 """A row is rotated in one way, however long its neighbours are and whichever path feeds it: beyond every threshold."""
 
-import copy
-import math
-
 import pytest
 import torch
 from transformers import (
+    BioGptConfig,
+    BioGptForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTBigCodeConfig,
+    GPTBigCodeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PhimoeConfig,
     PhimoeForCausalLM,
+    RobertaConfig,
+    RobertaForCausalLM,
+    WhisperConfig,
+    WhisperForCausalLM,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from fakes.architectures import SHAPE
 from oncurve.base.errors import DataError, ModelError
-from oncurve.compat import GRPO
 from oncurve.models import LocalWeights, wrap
+from oncurve.models.layers.lengths import positions_of
 from oncurve.models.layers.rotation import reach_of, set_reach
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
@@ -28,18 +38,12 @@ from oracles.plain_forward import plain_logits
 ORIGINAL, POSITIONS, VOCABULARY = 16, 64, 61
 """Positions of the first training, where every kind of scaling begins, and of the model."""
 
-_SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
+_SHAPE = SHAPE | {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "initializer_range": 0.3,
     "max_position_embeddings": POSITIONS,
     "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 _STRETCHED = {"rope_theta": 100.0, "original_max_position_embeddings": ORIGINAL, "factor": 4.0}
 _LONG = {**_STRETCHED, "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
@@ -155,29 +159,68 @@ def test_a_row_beyond_what_the_run_has_said_is_refused(path):
         engine.generate([Prompt(0, "", tuple(ids(9).tolist()))], draw=0)
 
 
-def test_a_copy_follows_what_its_original_is_told():
-    model = wrap(module_of("longrope"))
-    twin = copy.deepcopy(model)
-    set_reach(model.module, 30)
-    assert reach_of(twin.module) == 30
-    assert wrap(model.module).longest_row == POSITIONS + 1  # for another run it begins again
+LEARNED_POSITIONS, NAMED_VOCABULARY = 24, 61
+_NAMED = {"vocab_size": NAMED_VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_GPT = {"n_positions": LEARNED_POSITIONS, "n_embd": 32, "n_layer": 2, "n_head": 4}
+_SPEECH = {
+    side + key: size
+    for side in ("encoder_", "decoder_")
+    for key, size in {"layers": 2, "attention_heads": 4, "ffn_dim": 48}.items()
+}
+LEARNED = {
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_NAMED, **_GPT)),
+    "gpt_bigcode": lambda: GPTBigCodeForCausalLM(GPTBigCodeConfig(**_NAMED, **_GPT)),
+    "opt": lambda: OPTForCausalLM(
+        OPTConfig(**_NAMED, **_SIZES, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=LEARNED_POSITIONS)
+    ),
+    "biogpt": lambda: BioGptForCausalLM(BioGptConfig(**_NAMED, **_SIZES, max_position_embeddings=LEARNED_POSITIONS)),
+    "roberta, whose table begins after a padding index": lambda: RobertaForCausalLM(
+        RobertaConfig(**_NAMED, **_SIZES, is_decoder=True, max_position_embeddings=LEARNED_POSITIONS + 1)
+    ),
+    "whisper, which counts target positions": lambda: WhisperForCausalLM(
+        WhisperConfig(**_NAMED, **_SPEECH, d_model=32, max_target_positions=LEARNED_POSITIONS, decoder_start_token_id=1)
+    ),
+}
 
 
-def test_a_module_whose_rotation_is_constant_is_left_alone():
-    for name in set(MODELS) - set(GROWING):
-        module = module_of(name)
-        assert reach_of(wrap(module).module) is None
-        set_reach(module, 5)
-        assert wrap(module).longest_row == POSITIONS + 1
+def learned(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LEARNED[name]().eval()
 
 
-@pytest.mark.parametrize("longest", [ORIGINAL - 8, 40])
-def test_sampler_and_learner_agree_in_a_run_whose_rows_cross_the_threshold(longest):
-    module = module_of("longrope").float()
-    trainer = GRPO(
-        model=module, reward_fn=lambda completions, prompts: [float(c[0]) for c in completions], max_new_tokens=8
-    )
-    metrics = trainer.train([ids(3), ids(longest)])
-    assert reach_of(module) == longest + 8
-    assert math.isclose(metrics["policy/kl"], 0.0, abs_tol=1e-6)
-    assert metrics["policy/mismatch"] < 1e-4
+def engine_of(model, new_tokens):
+    engine = InProcessEngine(Sampling(group_size=2, max_new_tokens=new_tokens))
+    engine.follow(LocalWeights(model, 0))
+    return engine
+
+
+def prompt_of(length):
+    return Prompt(0, "", tuple(3 + index % 50 for index in range(length)))
+
+
+@PATHS
+@pytest.mark.parametrize("name", LEARNED)
+def test_the_last_row_that_fits_is_sampled_and_scored_and_the_next_one_refused(name, path):
+    model = wrap(learned(name), path)
+    assert (positions_of(model.module), model.longest_row) == (LEARNED_POSITIONS, LEARNED_POSITIONS + 1)
+    for new_tokens in (LEARNED_POSITIONS, 1, 10):
+        prompt = prompt_of(LEARNED_POSITIONS + 1 - new_tokens)
+        (group,) = engine_of(model, new_tokens).generate([prompt], draw=0)
+        ids = torch.tensor([completion.ids for completion in group.completions])
+        assert ids.shape == (2, new_tokens)
+        rows = ([torch.tensor(prompt.ids)], torch.tensor([0, 0]), ids, torch.tensor([new_tokens, new_tokens]))
+        table = model.logits(model.completion_hidden(*rows)).log_softmax(-1)
+        learned_of = table.gather(1, ids.flatten()[:, None])[:, 0]
+        sampled = torch.tensor([each for completion in group.completions for each in completion.logprobs])
+        torch.testing.assert_close(sampled, learned_of, rtol=0, atol=1e-4)
+    with pytest.raises(DataError, match=r"makes 26, and the model takes rows of at most 25: set .* to 20"):
+        engine_of(model, 21).generate([prompt_of(5)], draw=0)
+    with pytest.raises(ModelError, match=r"a row of 26 tokens"):
+        model.completion_hidden(
+            [torch.tensor(prompt_of(5).ids)],
+            torch.tensor([0]),
+            torch.zeros(1, 21, dtype=torch.int64),
+            torch.tensor([21]),
+        )

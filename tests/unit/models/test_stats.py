@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from fakes.architectures import RAGGED, VOCABULARY, architecture
+from fakes.architectures import RAGGED, VOCABULARY, fast_model
 from fakes.tiny_policy import TinyLM
-from oncurve.models import GenericModel, TransformersModel, token_stats
-from oncurve.models.layers.rms_norm import replace_norms
+from oncurve.models import GenericModel, token_stats
 from oncurve.types import TrainBatch
 
 EVERYTHING = frozenset({"entropy", "full_kl"})
@@ -25,12 +24,6 @@ def batch_of(rows=RAGGED, **stats):
         rewards=torch.zeros(count, dtype=torch.float64),
         **stats,
     )
-
-
-def fast_model(seed=0, name="llama", dtype=torch.float64):
-    module = architecture(name, dtype, seed)
-    replace_norms(module)
-    return TransformersModel(module)
 
 
 def hidden_of(model, batch):
@@ -63,7 +56,9 @@ def whole(model, batch, temperature, reference):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk", [1, 5, 10_000])
-@pytest.mark.parametrize("make", [fast_model, lambda seed=0: GenericModel(TinyLM(VOCABULARY, seed=seed).double())])
+@pytest.mark.parametrize(
+    "make", [lambda seed=0: fast_model(seed=seed), lambda seed=0: GenericModel(TinyLM(VOCABULARY, seed=seed).double())]
+)
 def test_chunks_give_the_numbers_and_gradients_of_all_logits_at_once(make, chunk, temperature):
     model, reference = make(), make(seed=1)
     batch = with_reference(batch_of(), reference)
@@ -80,22 +75,6 @@ def test_chunks_give_the_numbers_and_gradients_of_all_logits_at_once(make, chunk
         theirs = torch.autograd.grad((table * weights).sum(), parameters, retain_graph=True)
         for left, right in zip(ours, theirs, strict=True):
             assert torch.allclose(left, right, rtol=1e-10, atol=1e-11)
-
-
-def test_beyond_each_row_stands_zero_and_only_what_was_asked_for_is_there():
-    stats = token_stats(fast_model(), batch_of())
-    assert stats.entropy is None
-    assert stats.full_kl is None
-    assert stats.logprobs.shape == (6, 9)
-    assert (stats.logprobs[~batch_of().existing()] == 0).all()
-    assert (stats.logprobs[batch_of().existing()] < 0).all()
-
-
-def test_the_kl_of_a_copy_is_zero():
-    model = fast_model()
-    batch = with_reference(batch_of(), fast_model())
-    full_kl = token_stats(model, batch, frozenset({"full_kl"}), 0.7, fast_model().head()).full_kl
-    assert full_kl.abs().max() < 1e-12
 
 
 def test_no_more_logits_than_one_chunks_exist_or_are_kept_for_the_backward():
@@ -117,26 +96,6 @@ def test_no_more_logits_than_one_chunks_exist_or_are_kept_for_the_backward():
     assert max(heads) == 4
 
 
-def test_without_a_gradient_nothing_is_made_twice():
-    model, heads = fast_model(), []
-    model.module.lm_head.register_forward_hook(lambda layer, args, output: heads.append(output.shape[0]))
-    with torch.no_grad():
-        stats = token_stats(model, batch_of(), chunk_tokens=4)
-    assert not stats.logprobs.requires_grad
-    assert sum(heads) == int(batch_of().lengths.sum())
-
-
-def test_an_observed_entropy_has_the_value_but_no_gradient():
-    model, alone = fast_model(), frozenset({"entropy"})
-    for chunk in (4, None):
-        observed = token_stats(model, batch_of(), temperature=0.7, chunk_tokens=chunk, observe=alone)
-        needed = token_stats(model, batch_of(), alone, 0.7, chunk_tokens=chunk, observe=alone)
-        assert not observed.entropy.requires_grad
-        assert needed.entropy.requires_grad
-        assert torch.allclose(observed.entropy, needed.entropy, rtol=1e-14)
-        assert torch.equal(observed.logprobs, needed.logprobs)
-
-
 def test_the_backward_keeps_one_table_of_the_vocabulary_whatever_is_observed():
     model, batch, kept = fast_model(), batch_of(), []
     tokens = int(batch.lengths.sum())
@@ -150,56 +109,3 @@ def test_the_backward_keeps_one_table_of_the_vocabulary_whatever_is_observed():
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         token_stats(model, batch, temperature=0.7, observe=frozenset({"entropy"}))
     assert len(set(kept)) == 1
-
-
-def test_a_batch_of_several_chunks_keeps_its_graph_where_all_logits_together_are_few(monkeypatch):
-    monkeypatch.setattr("oncurve.models.head.stats.CHUNK_BYTES", 5 * 4 * VOCABULARY)
-    model, heads, tokens = fast_model(), [], int(batch_of().lengths.sum())
-    model.module.lm_head.register_forward_hook(lambda layer, args, output: heads.append(output.shape[0]))
-    for kept, made in ((tokens, 1), (tokens - 1, 2)):
-        monkeypatch.setattr("oncurve.models.head.stats.KEPT_BYTES", kept * 4 * VOCABULARY)
-        heads.clear()
-        token_stats(model, batch_of()).logprobs.sum().backward()
-        assert sum(rows for rows in heads if rows > 1) == made * tokens
-
-
-def test_a_reference_is_given_no_gradient():
-    model, reference = fast_model(), fast_model(seed=1)
-    batch = with_reference(batch_of(), reference)
-    token_stats(model, batch, frozenset({"full_kl"}), 1.0, reference.head()).full_kl.sum().backward()
-    assert all(parameter.grad is None for parameter in reference.module.parameters())
-    assert all(parameter.grad is not None for parameter in model.module.parameters())
-
-
-def test_bf16_weights_give_float32_streams():
-    stats = token_stats(fast_model(dtype=torch.bfloat16), batch_of(), frozenset({"entropy"}))
-    assert stats.logprobs.dtype == stats.entropy.dtype == torch.float32
-
-
-def test_a_batch_of_empty_completions_gives_empty_streams():
-    batch = batch_of().having(lengths=torch.zeros(6, dtype=torch.long))
-    stats = token_stats(fast_model(), batch, frozenset({"entropy"}))
-    assert (stats.logprobs == 0).all()
-    assert stats.entropy.shape == (6, 9)
-
-
-def test_an_unknown_stream_is_refused():
-    with pytest.raises(ValueError, match=r"no such token statistic: values; there are entropy, full_kl"):
-        token_stats(fast_model(), batch_of(), frozenset({"values"}))
-    with pytest.raises(ValueError, match=r"no such token statistic: full_kl; there are entropy"):
-        token_stats(fast_model(), batch_of(), observe=frozenset({"full_kl"}))
-
-
-def test_the_full_kl_without_a_reference_is_refused():
-    with pytest.raises(ValueError, match="ref_hidden and ref_head"):
-        token_stats(fast_model(), batch_of(), frozenset({"full_kl"}))
-
-
-def test_chunks_are_as_large_as_fits_whatever_the_vocabulary(monkeypatch):
-    monkeypatch.setattr("oncurve.models.head.stats.CHUNK_BYTES", 7 * 4 * VOCABULARY + 1)
-    model, heads = fast_model(), []
-    model.module.lm_head.register_forward_hook(lambda layer, args, output: heads.append(output.shape[0]))
-    with torch.no_grad():
-        token_stats(model, batch_of())
-        token_stats(model, batch_of())
-    assert heads == [1, 7, 7, 7, 1, 7, 7, 7, 1]  # the vocabulary is asked for once

@@ -1,4 +1,3 @@
-import logging
 import string
 
 import pytest
@@ -26,16 +25,6 @@ def test_it_is_small_and_whole():
     assert sum(files.values()) <= 5_000_000
 
 
-def test_it_loads_without_a_word(caplog):
-    with caplog.at_level(logging.WARNING):
-        loaded = AutoModelForCausalLM.from_pretrained(path(), local_files_only=True)
-        AutoTokenizer.from_pretrained(path(), local_files_only=True)
-    assert caplog.records == []
-    assert loaded.config.model_type == "llama"
-    assert loaded.num_parameters() <= 3_000_000
-    assert loaded.dtype == torch.float32
-
-
 def test_text_comes_back_exactly(tokenizer):
     texts = [
         string.ascii_letters + string.digits + string.punctuation + " \n",
@@ -46,12 +35,6 @@ def test_text_comes_back_exactly(tokenizer):
         texts += [item.prompt, *(solution(item, style) for style in STYLES)]
     for text in texts:
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
-
-
-def test_digits_are_tokens_and_prompts_begin_with_bos(tokenizer):
-    assert tokenizer.tokenize("7*8=56\n#### 56") == ["7", "*", "8", "=", "5", "6", "\n", "#### ", "5", "6"]
-    assert tokenizer("7")["input_ids"][0] == tokenizer.bos_token_id
-    assert len({tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}) == 4
 
 
 @pytest.fixture

@@ -1,10 +1,14 @@
+import html
 import json
 import re
 from html.parser import HTMLParser
 
 import pytest
 
-from oncurve.report import RolloutFiles, group_record, read_run, render_report, write_report
+from oncurve.display import run_card
+from oncurve.display.card import curve
+from oncurve.report import Groups, RolloutFiles, group_record, read_run, render_report, write_report
+from oncurve.report.charts import HEIGHT, WIDTH, chart_of
 from oncurve.types import Completion, Group, Prompt, Score
 
 EVIL = (
@@ -87,11 +91,6 @@ def test_model_text_is_text_and_nothing_else(tmp_path) -> None:
     assert "some/&lt;model&gt;" in html
 
 
-def test_lone_surrogates_do_not_stop_the_report(tmp_path) -> None:
-    make_run(tmp_path, text="half \ud83d pair")
-    assert "half" in write_report(tmp_path).read_text(encoding="utf-8")
-
-
 def test_curves_groups_and_settings_are_there_with_their_meaning(tmp_path) -> None:
     make_run(tmp_path, rewards=(1.0, 0.0, 0.0, 0.5))
     html = render_report(read_run(tmp_path))
@@ -140,11 +139,11 @@ def test_a_constant_group_says_that_it_teaches_nothing(tmp_path) -> None:
     assert "this group teaches nothing" in render_report(read_run(tmp_path))
 
 
-@pytest.mark.parametrize(("scale", "words"), [("none", "reward − mean of the group<"), ("batch", "of the batch<")])
+@pytest.mark.parametrize(("scale", "words"), [("none", "mean of its group of G"), ("batch", "std of the batch")])
 def test_the_advantage_is_explained_as_the_run_computes_it(tmp_path, scale, words) -> None:
     make_run(tmp_path)
     (tmp_path / "config.toml").write_text(f'[advantage]\nscale = "{scale}"\n')
-    assert f"{words}/code>" in render_report(read_run(tmp_path))
+    assert words in render_report(read_run(tmp_path))
 
 
 def test_a_named_run_is_called_by_its_name(tmp_path) -> None:
@@ -181,8 +180,9 @@ def test_a_fault_is_said_where_it_happened(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ('[advantage]\nkind = "grpo"\nscale = "none"\n', "advantage = reward − mean of the group<"),
-        ('[advantage]\nkind = "gae"\n', "advantage = mean over tokens of the GAE"),
+        ('[advantage]\nkind = "grpo"\nscale = "none"\n', "<code>Â_i = r_i - mean r, the mean of its group of G</code>"),
+        ('[advantage]\nkind = "gae"\n', "<code>V_it</code>: the critic&#39;s value of the text before token t"),
+        ('[advantage]\nkind = "mine.py:Mine"\n', "the run's own code computes it"),
     ],
 )
 def test_the_advantage_is_explained_as_it_was_made(tmp_path, settings, words) -> None:
@@ -191,12 +191,50 @@ def test_the_advantage_is_explained_as_it_was_made(tmp_path, settings, words) ->
     assert words in render_report(read_run(tmp_path))
 
 
-def test_one_answer_with_a_critic_teaches_something(tmp_path) -> None:
-    make_run(tmp_path, rewards=(1.0,))
-    files = RolloutFiles(tmp_path)
-    changed = json.loads(json.dumps(files.read(1)).replace('"advantage": 0.0', '"advantage": 0.5'))
-    files.write(1, files.content(changed))
-    files.remove(30)
-    html = render_report(read_run(tmp_path))
-    assert "teaches nothing" not in html
-    assert "Mean reward 1, standard deviation 0." in html
+def test_a_chart_lies_within_its_drawing() -> None:
+    chart = chart_of("reward/mean", [{"step": s, "reward/mean": (s * 37 % 11) / 10} for s in range(1, 1001)])
+    places = [tuple(map(float, pair.split(","))) for pair in f"{chart.line} {chart.raw}".split()]
+    assert len(places) <= 800
+    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in places)
+    assert len(chart.points) <= 80
+    assert not chart.dots
+
+
+LINES = [{"step": float(step), "reward/mean": step / 4, "policy/kl": 0.0} for step in range(1, 5)]
+
+
+def group(text: str, reward: float | None = 1.0, advantage: float | None = 0.5) -> dict[str, object]:
+    completion = {"text": text, "ids": [1], "ended": "eos", "reward": reward, "advantage": advantage, "parts": {}}
+    return {"draw": 0, "prompt": {"id": 0, "text": "2+2=", "ids": [1], "columns": {}}, "completions": [completion]}
+
+
+def test_a_card_has_first_and_last_values_and_escapes_what_it_quotes() -> None:
+    shown = run_card("runs/<b>", LINES, ["line & line"], done=0.5)
+    assert "runs/&lt;b&gt;" in shown
+    assert "line &amp; line" in shown
+    assert ">0.250<" in shown
+    assert ">1.00<" in shown
+    assert "width:50.0%" in shown
+    assert "cut off" not in shown  # shown only where there is some
+    assert "cut off" in run_card("run", [{"step": 1.0, "completions/truncated": 0.5}])
+    assert "<table" not in run_card("run", [])
+
+
+def test_a_curve_has_two_points_at_least_and_leaves_out_what_is_not_finite() -> None:
+    assert curve([1.0]) == ""
+    assert curve([1.0, float("nan")]) == ""
+    assert curve([0.0, float("inf"), 1.0]).count(",") == 2
+    assert "20.0 " in curve([3.0, 3.0])  # a constant is drawn at the bottom
+    assert curve([float(index) for index in range(1000)]).count(",") == 75
+
+
+def test_groups_show_texts_with_rewards_and_advantages_of_a_step() -> None:
+    groups = Groups([group("<script>4</script>")], step=3)
+    assert repr(groups) == "<1 group of step 3, 1 completion>"
+    assert groups[0]["completions"][0]["reward"] == 1.0
+    frame = groups._repr_html_()
+    page = html.unescape(frame)
+    assert frame.startswith("<iframe srcdoc=")
+    assert "<script>" not in page
+    assert "Step 3." in page
+    assert "+0.50" in page

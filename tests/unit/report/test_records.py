@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 
 from oncurve.base.errors import RunDirectoryError
-from oncurve.report import RolloutFiles, group_record, read_run
+from oncurve.report import RolloutFiles, group_record, inspect_file, inspect_log, read_run
 from oncurve.trainer import Recorder, TrainerState
 from oncurve.types import Completion, Group, Prompt, Score
 
@@ -47,28 +48,11 @@ def test_a_group_becomes_one_line_of_plain_json() -> None:
     assert second["logprobs"] == [-2.0, None, -1.0]
 
 
-def test_what_a_reward_noted_stands_beside_its_completion() -> None:
-    noted = {"checker/why": "too long", "checker/scores": (1, float("inf")), "checker/vector": torch.tensor([0.5, 1.0])}
-    record = group_record(group((Score(1.0, extras=noted), Score(0.0, valid=False, extras={"checker/n": 3}))))
-    first, second = json.loads(json.dumps(record, allow_nan=False))["completions"]
-    assert first["extras"] == {"checker/why": "too long", "checker/scores": [1, None], "checker/vector": [0.5, 1.0]}
-    assert second["extras"] == {"checker/n": 3}
-
-
 def test_a_completion_that_is_not_valid_has_no_reward_and_no_advantage() -> None:
     record = group_record(group((Score(1.0), Score(0.0, valid=False, fault="timeout"))), [0.0, 0.0])
     assert record["completions"][1]["reward"] is None
     assert record["completions"][1]["advantage"] is None
     assert record["completions"][1]["fault"] == "timeout"
-
-
-def test_advantages_that_differ_by_token_are_all_kept() -> None:
-    scored = group((Score(1.0), Score(0.0, step_ends=(0, 2), step_rewards=(1.0, 0.0))))
-    record = group_record(scored, torch.tensor([[0.5, 0.5, 9.0], [0.25, -0.5, -0.5]]))
-    assert record["completions"][0]["advantage"] == 0.5
-    assert record["completions"][1]["advantage"] == -0.25
-    assert record["completions"][1]["advantages"] == [0.25, -0.5, -0.5]
-    assert record["completions"][1]["step_rewards"] == [1.0, 0.0]
 
 
 def test_tokens_that_the_policy_did_not_write_are_marked_in_the_record_and_read_back(tmp_path: Path) -> None:
@@ -81,17 +65,6 @@ def test_tokens_that_the_policy_did_not_write_are_marked_in_the_record_and_read_
     first, second = read_run(tmp_path).groups(1)[0]["completions"]
     assert "trained" not in first
     assert second["trained"] == [True, False, True]
-
-
-def test_an_unscored_group_can_be_recorded_too() -> None:
-    record = group_record(group(()))
-    assert "reward" not in record["completions"][0]
-    assert record["completions"][0]["advantage"] is None
-
-
-def test_advantages_of_another_group_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 rows of advantages for 2 completions"):
-        group_record(group(()), [1.0, 2.0, 3.0])
 
 
 def test_a_run_is_read_back(tmp_path) -> None:
@@ -107,11 +80,6 @@ def test_a_run_is_read_back(tmp_path) -> None:
     assert run.environment == run.evaluation == {}
 
 
-def test_a_config_broken_by_hand_does_not_hide_the_run(tmp_path) -> None:
-    (tmp_path / "config.toml").write_text("[run\n")
-    assert read_run(tmp_path).config == {}
-
-
 def test_what_is_no_run_is_refused(tmp_path) -> None:
     with pytest.raises(RunDirectoryError, match="not a run"):
         read_run(tmp_path)
@@ -124,3 +92,94 @@ def test_a_run_of_an_earlier_version_is_refused_in_one_line(tmp_path) -> None:
     with pytest.raises(RunDirectoryError, match="earlier version of oncurve") as caught:
         read_run(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+CONFIG = """
+[model]
+path = "org/policy"
+[data]
+path = "train.jsonl"
+[rollout]
+temperature = 0.7
+max_new_tokens = 9
+[run]
+seed = 3
+[[rewards]]
+kind = "python"
+[[rewards]]
+kind = "exact"
+answer = "solution"
+"""
+
+
+def logged_group(number: int, rewards: list[float | None], **prompt: object) -> Group:
+    """A completion for each reward; None: its reward failed."""
+    asked = Prompt(number, f"what is {number}?", (5, 6), {"solution": number, "answer": "other"}, **prompt)  # type: ignore[arg-type]
+    completions = tuple(
+        Completion((7, 8, 9), f"it is {index}", (-1.0,) * 3, "length" if index else "eos", index, 4)
+        for index in range(len(rewards))
+    )
+    scores = tuple(
+        Score(0.0, valid=False, parts={"total": None}, fault="timeout: 5 s")
+        if reward is None
+        else Score(reward, parts={"total": reward, "exact": reward * 2})
+        for reward in rewards
+    )
+    return Group(asked, completions, scores)
+
+
+def written(tmp_path: Path, groups: list[Group]) -> dict[str, object]:
+    """The log of step 12 of a run with these groups, as its file has it."""
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "config.toml").write_text(CONFIG)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 12, "reward/mean": 0.5, "time/step": 60}\n')
+    records = [group_record(each, [0.5] * len(each.completions)) for each in groups]
+    RolloutFiles(tmp_path).write(12, RolloutFiles.content(records))
+    name, content = inspect_file(inspect_log(read_run(tmp_path), 12, "abc"))
+    assert name.endswith("_step000012.json")
+    return json.loads(content)
+
+
+def test_a_prompt_is_a_sample_and_each_completion_an_epoch_of_it(tmp_path: Path) -> None:
+    log = written(tmp_path, [logged_group(8, [1.0, 0.0])])
+    first, second = log["samples"]
+    assert [(one["id"], one["epoch"]) for one in (first, second)] == [(8, 1), (8, 2)]
+    assert (first["input"], first["target"]) == ("what is 8?", "8")
+    assert [message["role"] for message in second["messages"]] == ["user", "assistant"]
+    assert second["output"]["completion"] == second["messages"][-1]["content"] == "it is 1"
+    stops = [one["output"]["choices"][0]["stop_reason"] for one in (first, second)]
+    assert stops == ["stop", "max_tokens"]
+    assert first["output"]["usage"] == {"input_tokens": 2, "output_tokens": 3, "total_tokens": 5}
+    assert first["metadata"] == {
+        "solution": 8, "answer": "other", "step": 12, "policy_version": 4, "ended": "eos", "advantage": 0.5
+    }  # fmt: skip
+
+
+def test_scores_are_the_total_and_the_parts_and_a_part_of_that_name_is_kept_apart(tmp_path: Path) -> None:
+    first = written(tmp_path, [logged_group(8, [0.25])])["samples"][0]
+    assert {name: score["value"] for name, score in first["scores"].items()} == {
+        "total": 0.25,
+        "total (part)": 0.25,
+        "exact": 0.5,
+    }
+
+
+def test_the_metrics_are_those_of_the_means_of_the_groups(tmp_path: Path) -> None:
+    log = written(
+        tmp_path,
+        [logged_group(1, [1.0, 0.0]), logged_group(2, [1.0, 1.0]), logged_group(3, [None, None])],
+    )
+    total = log["results"]["scores"][0]
+    assert (total["name"], total["scored_samples"], total["unscored_samples"]) == ("total", 2, 1)
+    assert total["metrics"]["mean"]["value"] == 0.75
+    assert math.isclose(total["metrics"]["stderr"]["value"], math.sqrt(0.125) / math.sqrt(2))  # of 0.5 and 1
+
+
+def test_the_head_names_model_data_step_and_settings_and_comes_before_the_samples(tmp_path: Path) -> None:
+    log = written(tmp_path, [logged_group(1, [1.0])])
+    assert list(log)[:3] == ["version", "status", "eval"]  # Inspect reads a head without reading further
+    assert list(log)[-1] == "samples"
+    assert (log["eval"]["model"], log["eval"]["dataset"]["name"]) == ("org/policy", "train.jsonl")
+    assert log["plan"]["config"] == {"max_tokens": 9, "temperature": 0.7, "seed": 3}
+    assert log["eval"]["task_args"] == {"step": 12}
+    assert log["results"]["metadata"]["metrics"]["reward/mean"] == 0.5

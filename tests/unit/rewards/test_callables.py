@@ -1,19 +1,21 @@
 """User functions: three signatures, in a worker or here, filled by name."""
 
 import asyncio
-import re
+import functools
+import importlib
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from fakes.scoring import group, rewards_of
 from oncurve.base.errors import ConfigError, DataError
-from oncurve.rewards import Python, RewardSet
-from oncurve.rewards.functions.callables import Adapted
-from oncurve.rewards.functions.python import why_in_process
+from oncurve.base.imports import locate
+from oncurve.rewards import RewardSet, path_of
 
 USER_FILE = """
 import helper_of_the_user
@@ -21,19 +23,10 @@ import helper_of_the_user
 def columns(completion: str, answer, level=7):
     return float(completion == answer) + (0 if level == 7 else level)
 
-def everything(completion, **columns):
-    assert sorted(columns) == ["answer", "completion_ids", "level", "prompt"], columns
-    return len(columns["completion_ids"])
-
 def trl(prompts, completions, answer, **kwargs):
     assert len(prompts) == len(completions) == len(answer)
     assert "trainer_state" not in kwargs
     return [None if a is None else float(c == a) for c, a in zip(completions, answer)]
-
-def trl_everything(completions, completion_ids, trainer_state, log_extra, log_metric, **kwargs):
-    log_metric("mean_length", sum(map(len, completion_ids)) / len(completion_ids))
-    log_extra("length", [len(ids) for ids in completion_ids])
-    return [float(trainer_state.global_step)] * len(completions)
 
 def chat(prompts, completions):
     right = [{"role": "assistant", "content": "4"}]
@@ -43,36 +36,21 @@ def heavy(completion):
     import sys
     return float(len({"asyncio", "pydantic", "torch"} & sys.modules.keys()))
 
-async def asynchronous(completions, **kwargs):
-    import asyncio
-    await asyncio.sleep(0)
-    return [1.0] * len(completions)
-
-async def asynchronous_one(completion):
-    return 2.0
-
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     assert data_source in (None, "openai/gsm8k")
     return {"score": float(solution_str == ground_truth), "acc": extra_info}
-
-def array(completions, **kwargs):
-    import array
-    return array.array("d", [1.0] * len(completions))
-
-class Model:
-    def __init__(self):
-        self.calls = 0
-    def __call__(self, completion):
-        self.calls += 1
-        return self.calls
-
-stateful = Model()
 
 def positional(completion, /):
     return 1.0
 
 def mistaken(text):
     return 1.0
+
+def short(completion: str, limit: int, unit: float = 1.0) -> float:
+    return unit * (len(completion) <= limit)
+
+def all_short(completions, limit, **columns):
+    return [float(len(text) <= limit) for text in completions]
 """
 
 
@@ -96,50 +74,13 @@ def test_columns_by_name(user_file: Path) -> None:
     assert scored(user_file, "columns", group("4", "5", columns={"answer": "5", "level": 3})) == [3.0, 4.0]
 
 
-def test_all_columns_by_keywords(user_file: Path) -> None:
-    assert scored(user_file, "everything", group("abc", "d", columns={"answer": "5", "level": 3})) == [3.0, 1.0]
-
-
-def test_trl_columns_as_lists(user_file: Path) -> None:
-    groups = [group("4", "5", number=0), group("6", number=1, columns={"answer": "6"})]
-    assert scored(user_file, "trl", *groups) == [1.0, 0.0, 1.0]
-
-
-def test_trl_extras_are_given_when_asked_by_name(user_file: Path) -> None:
-    table = {"path": "mine.py:trl_everything", "processes": 1}
-    with RewardSet.build([table], base=user_file.parent) as rewards:
-        (scored_group,) = rewards.score([group("1", "333")], step=12)
-        assert rewards_of([scored_group]) == [12.0, 12.0]
-        assert rewards.metrics == {"trl_everything/mean_length": 2.0}
-        noted = [score.extras for score in scored_group.scores]
-        assert noted == [{"trl_everything/length": 1}, {"trl_everything/length": 3}]
-
-
 def test_trl_conversations(user_file: Path) -> None:
     asked = ({"role": "user", "content": "2+2"},)
     assert scored(user_file, "chat", group("4", "5", messages=asked)) == [1.0, 0.0]
 
 
-@pytest.mark.parametrize(("name", "value"), [("asynchronous", 1.0), ("asynchronous_one", 2.0), ("array", 1.0)])
-def test_other_shapes_of_functions(user_file: Path, name: str, value: float) -> None:
-    assert scored(user_file, name) == [value, value]
-
-
 def test_a_worker_imports_what_it_serves_alone(user_file: Path) -> None:
     assert scored(user_file, "heavy") == [0.0, 0.0]
-
-
-def test_verls_compute_score_finds_the_truth(user_file: Path) -> None:
-    for columns in (
-        {"reward_model": {"style": "rule", "ground_truth": "4"}, "answer": "no", "data_source": "openai/gsm8k"},
-        {"ground_truth": "4", "answer": "no"},
-        {"answer": "4"},
-    ):
-        assert scored(user_file, "compute_score", group("4", "5", columns=columns)) == [1.0, 0.0]
-
-
-def test_objects_that_keep_count_work(user_file: Path) -> None:
-    assert scored(user_file, "stateful") == [1.0, 2.0]
 
 
 def test_a_row_without_what_a_function_needs_is_named_before_the_run(user_file: Path) -> None:
@@ -162,11 +103,6 @@ def test_a_row_without_what_a_function_needs_is_named_before_the_run(user_file: 
                     rewards.check_rows([{"reward_model": {"style": "rule"}}], str)
 
 
-def test_a_row_without_the_column_is_named(user_file: Path) -> None:
-    with pytest.raises(DataError, match="row 17 of the data has only: question"):
-        scored(user_file, "columns", group("4", columns={"question": "?"}, number=17))
-
-
 @pytest.mark.parametrize(
     ("path", "words"),
     [
@@ -182,24 +118,6 @@ def test_a_function_that_cannot_be_used_is_refused_before_the_run(user_file: Pat
         RewardSet.build([{"path": path, "processes": 1}], base=user_file.parent)
 
 
-def test_what_is_not_json_is_a_mistake_in_the_data(user_file: Path) -> None:
-    with pytest.raises(DataError, match="reward columns: a column cannot be sent to its worker: a object"):
-        scored(user_file, "columns", group("4", columns={"answer": object()}))
-
-
-def test_a_closure_runs_here_and_is_announced() -> None:
-    seen: list[str] = []
-
-    def watching(completion: str) -> float:
-        seen.append(completion)
-        return 1.0
-
-    with RewardSet.build([watching]) as rewards:
-        assert rewards.announcements == ["reward watching runs in this process and cannot be killed: it is a closure"]
-        assert rewards_of(rewards.score([group("a", "b")])) == [1.0, 1.0]
-    assert seen == ["a", "b"]
-
-
 def test_an_async_function_runs_where_a_loop_is_running_already() -> None:
     seen: list[str] = []
 
@@ -212,13 +130,6 @@ def test_an_async_function_runs_where_a_loop_is_running_already() -> None:
             return rewards_of(rewards.score([group("a")]))
 
     assert asyncio.run(notebook()) == [1.0]
-
-
-def test_a_function_of_this_process_alone_falls_back_to_it() -> None:
-    namespace: dict[str, Any] = {"__name__": "a_module_that_is_nowhere"}
-    exec("def lonely(completion):\n    return 3.0\n", namespace)  # noqa: S102 - a module no worker can import
-    with RewardSet.build([namespace["lonely"]]) as rewards:
-        assert rewards_of(rewards.score([group("a")])) == [3.0]
 
 
 def test_what_a_script_defines_travels_to_workers_unless_it_would_not_be_the_same(tmp_path: Path) -> None:
@@ -246,30 +157,84 @@ print(why_in_process(counting), "|", why_in_process(calls_counting), "|", why_in
     assert run.stdout == "it uses the variable calls | it uses the variable calls | it uses torch\n", run.stderr
 
 
-def test_what_cannot_be_pickled_stays() -> None:
-    import threading
-
-    class Locked:
-        def __init__(self) -> None:
-            self.lock = threading.Lock()
-
-        def __call__(self, completion: str) -> float:
-            return 1.0
-
-    assert re.match("it cannot be pickled", why_in_process(Locked()) or "")
+@pytest.mark.parametrize("name", ["short", "all_short"])
+def test_functions_get_their_keyword_arguments(user_file: Path, name: str) -> None:
+    table = {"path": f"mine.py:{name}", "processes": 1}
+    for limit, expected in ((4, [1.0, 0.0]), (11, [1.0, 1.0])):
+        with RewardSet.build([table | {"kwargs": {"limit": limit}}], base=user_file.parent) as rewards:
+            scored = rewards.score([group("four", "eleven long", columns={"limit": 1})])  # a column does not count
+            assert rewards_of(scored) == expected
 
 
-def test_a_python_reward_is_a_path_or_a_function() -> None:
-    with pytest.raises(ConfigError, match="give a path"):
-        RewardSet.build([{"kind": "python"}])
-    with pytest.raises(ConfigError, match="kind"):
-        RewardSet.build([{"kind": "exakt"}])
-    assert Python(path="a.py:score").default_name == "score"
-    assert "function" not in Python(function=len).model_dump()
+@pytest.mark.parametrize(
+    ("name", "kwargs", "error"),
+    [
+        ("short", {"limit": 1, "unt": 2.0}, r"reward short: kwargs: it takes no 'unt'; did you mean 'unit'\?"),
+        ("short", {"completion": "x"}, r"reward short: kwargs: 'completion' is what is to be rewarded"),
+        ("compute_score", {"solution_str": "x"}, r"kwargs: 'solution_str' is what is to be rewarded"),
+    ],
+)
+def test_keyword_arguments_that_a_function_does_not_take_are_refused(
+    user_file: Path, name: str, kwargs: Any, error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        RewardSet.build([{"path": f"mine.py:{name}", "kwargs": kwargs, "processes": 1}], base=user_file.parent)
 
 
-def test_functions_without_readable_parameters_are_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        Adapted(dict)
-    with pytest.raises(ConfigError, match="cannot be given by name"):
-        Adapted(lambda *texts: 1.0)
+SOURCE = """
+import functools
+
+def length(completion):
+    return float(len(completion))
+
+def wrapping(function):
+    @functools.wraps(function)
+    def inner(completion):
+        return function(completion)
+    return inner
+
+@wrapping
+def decorated(completion):
+    return 0.0
+
+other = length
+short = lambda completion: 1.0
+
+def twice(completion):
+    return 1.0
+
+def twice(completion, answer):
+    return 2.0
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    (tmp_path / "lengths_é.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("lengths_é")
+    del sys.modules["lengths_é"]
+
+
+def test_a_function_at_the_top_of_a_file_has_the_path_by_which_a_worker_finds_it(module: ModuleType) -> None:
+    path = path_of(module.length)
+    assert path == f"{module.__file__}:length"
+    assert locate(str(path))("four") == 4.0
+    assert path_of(module.other) == path
+    assert str(path_of(module.twice)).endswith(":twice")  # the one that the name means
+
+
+NOT_BY_PATH: dict[str, Callable[[ModuleType], Any]] = {
+    "a decorated one": lambda module: module.decorated,
+    "a closure": lambda module: module.wrapping(module.length),
+    "a lambda": lambda module: module.short,
+    "a part of a function": lambda module: functools.partial(module.length),
+    "one of a package": lambda module: path_of,
+    "a builtin": lambda module: len,
+    "a class": lambda module: Path,
+}
+
+
+@pytest.mark.parametrize("what", NOT_BY_PATH)
+def test_others_have_none(module: ModuleType, what: str) -> None:
+    assert path_of(NOT_BY_PATH[what](module)) is None

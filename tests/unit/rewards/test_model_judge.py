@@ -1,8 +1,6 @@
 """A reward by a language model at an endpoint: a real server on this machine answers, well and badly."""
 
 import json
-import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,8 @@ import pytest
 
 from fakes.chat_server import ChatServer, Says
 from fakes.scoring import faults_of, group, rewards_of
-from oncurve.base.errors import ConfigError, DataError, RewardError
-from oncurve.config import load_config
-from oncurve.rewards import ModelJudge, RewardSet, verifier_of
+from oncurve.base.errors import ConfigError, RewardError
+from oncurve.rewards import ModelJudge, RewardSet
 from oncurve.rewards.judge import endpoint
 
 Build = Callable[..., RewardSet]
@@ -48,12 +45,6 @@ def scores(message: str, number: int) -> Says:
     return Says(json.dumps({"score": len(message) / 10}))
 
 
-def messages_of(rewards: RewardSet, *texts: str) -> list[str]:
-    """The scores' faults, whole."""
-    (scored,) = rewards.score([group(*texts, "x")])
-    return [score.fault or "" for score in scored.scores[:-1]]
-
-
 def test_each_completion_gets_the_score_that_the_model_gives(server: ChatServer, build: Build) -> None:
     server.says = scores
     rewards = build(template="{{ completion }}", system="Be strict.", extra_body={"seed": 1}, max_tokens=9)
@@ -67,17 +58,6 @@ def test_each_completion_gets_the_score_that_the_model_gives(server: ChatServer,
     )
     assert body | {"messages": None} == {"model": "m", "temperature": 0.0, "max_tokens": 9, "seed": 1, "messages": None}
     assert body["messages"][0] == {"role": "system", "content": "Be strict."}
-
-
-def test_the_template_has_columns_prompt_and_completion(server: ChatServer, build: Build) -> None:
-    template = "{{ prompt }}|{% for fact in facts %}{{ fact }};{% endfor %}{{ completion }}\n"
-    rewards = build(template=template)
-    rewards.score([group("so {{ prompt }} 日本", columns={"facts": ["a", "b"]})])
-    assert server.messages == ["prompt 0|a;b;so {{ prompt }} 日本\n"]
-    with pytest.raises(DataError, match=r"row 2: reward model_judge needs 'facts'.*did you mean 'fact'"):
-        rewards.check_rows([{"facts": []}, {"fact": []}], lambda index: f"row {index + 1}")
-    with pytest.raises(DataError, match=r"row 1: reward model_judge: its template cannot be filled in"):
-        rewards.check_rows([{"facts": 3}], lambda index: f"row {index + 1}")
 
 
 READ = {
@@ -159,13 +139,6 @@ def test_what_may_pass_is_tried_again_and_then_a_fault(server: ChatServer, build
     assert sorted(server.messages) == ["bad"] * 3 + ["good"] * 3
 
 
-def test_an_answer_that_is_refused_for_its_text_is_not_tried_again(server: ChatServer, build: Build) -> None:
-    bad = Says(raw=b'{"error": "context length exceeded"}', status=400)
-    server.says = lambda message, number: bad if message == "long" else Says()
-    assert "400 Bad Request: {" in messages_of(build(), "long")[0]
-    assert server.messages.count("long") == 1
-
-
 @pytest.mark.parametrize("slow", [Says(wait_seconds=30), Says(drip_seconds=0.1)], ids=["late", "in drips"])
 def test_a_deadline_holds_for_answers_that_are_late_or_drip(server: ChatServer, build: Build, slow: Says) -> None:
     server.says = lambda message, number: slow if message == "slow" else Says()
@@ -174,56 +147,10 @@ def test_a_deadline_holds_for_answers_that_are_late_or_drip(server: ChatServer, 
     assert "no answer within 1 s (1 try)" in (scored[0].scores[0].fault or "")
 
 
-def test_a_wait_that_the_endpoint_asks_for_is_kept_where_the_deadline_has_room(
-    server: ChatServer, build: Build
-) -> None:
-    server.says = lambda message, number: Says(status=429, headers={"Retry-After": "3600"})
-    assert messages_of_all(build()) == ["timeout"]
-    assert len(server.asked) == 1
-
-
-def messages_of_all(rewards: RewardSet) -> list[str | None]:
-    return faults_of(rewards.score([group("a")]))
-
-
-@pytest.mark.parametrize(("status", "words"), [(401, "key is missing or wrong"), (404, "the model is unknown")])
-def test_where_every_request_is_refused_the_run_stops_at_once(
-    server: ChatServer, build: Build, status: int, words: str
-) -> None:
-    server.says = lambda message, number: Says("no such model", status=status)
-    with pytest.raises(RewardError, match=words):
-        build(concurrency=1).score([group("a", "b", "c")])
-    assert len(server.asked) == 1
-
-
-def test_a_redirect_is_not_followed(server: ChatServer, build: Build) -> None:
-    server.says = lambda message, number: Says(status=302, headers={"Location": f"{server.url}/elsewhere"})
-    assert "302" in (build().score([group("a")])[0].scores[0].fault or "")
-    assert len(server.asked) == 1
-
-
 def test_requests_are_sent_at_once_but_not_more_than_allowed(server: ChatServer, build: Build) -> None:
     server.says = lambda message, number: Says(wait_seconds=0.2)
     build(concurrency=3).score([group(*"abcdef")])
     assert server.most_at_once == 3
-
-
-def test_groups_that_are_submitted_are_asked_about_before_the_end(server: ChatServer, build: Build) -> None:
-    server.says = scores
-    first, second = group("a", "ab"), group("abc", number=1)
-    with build().begin() as scoring:
-        scoring.submit(1, second)
-        while not server.asked:
-            time.sleep(0.01)
-        scored = scoring.finish([first, second])
-    assert rewards_of(scored) == [0.1, 0.2, 0.3]
-
-
-def test_equal_requests_are_sent_once(server: ChatServer, build: Build) -> None:
-    rewards = build()
-    assert rewards_of(rewards.score([group("a", "a", "a"), group("a", number=1)])) == [0.5] * 4
-    rewards.score([group("a")])
-    assert len(server.asked) == 1
 
 
 def test_answers_are_kept_so_that_a_second_run_has_the_same(server: ChatServer, build: Build, tmp_path: Path) -> None:
@@ -240,14 +167,6 @@ def test_answers_are_kept_so_that_a_second_run_has_the_same(server: ChatServer, 
     assert second.score([group("a", "b", "c")]) == before
     assert len(server.asked) == 3
     assert faults_of(before) == [None, "type", None]
-
-
-def test_a_deadline_that_passed_is_not_kept(server: ChatServer, build: Build, tmp_path: Path) -> None:
-    server.says = lambda message, number: Says(status=500 if number == 0 else 200)
-    rewards = build(retries=0)
-    rewards.keep_in(tmp_path)
-    assert faults_of(rewards.score([group("a")])) == ["exception"]
-    assert rewards_of(rewards.score([group("a")])) == [0.5]
 
 
 def test_the_limit_of_requests_holds_over_resumes_and_loses_no_answer(
@@ -271,15 +190,6 @@ def test_the_limit_of_requests_holds_over_resumes_and_loses_no_answer(
     raised.keep_in(tmp_path)
     assert rewards_of(raised.score([group("a", "b", "c", "d", "e")])) == [0.5] * 5
     assert len(server.asked) == 5
-
-
-def test_the_limit_of_tokens(server: ChatServer, build: Build) -> None:
-    rewards = build(max_total_tokens=25, concurrency=1)
-    with pytest.raises(RewardError, match="max_total_tokens = 25; answered so far: 3 requests and 30 tokens"):
-        rewards.score([group("a", "b", "c", "d")])
-    server.says = lambda message, number: Says(tokens=None)
-    with pytest.raises(RewardError, match="does not say how many tokens"):
-        build(max_total_tokens=25).score([group("a")])
 
 
 def test_the_key_is_sent_and_stands_nowhere(
@@ -319,53 +229,3 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str
         RewardSet.build([table("http://localhost:1/v1") | settings])
     assert said in str(caught.value)
     assert "secret" not in str(caught.value)
-
-
-def test_an_endpoint_without_a_server_or_a_key_is_refused_before_anything_is_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    with pytest.raises(ConfigError, match=r"url: nothing answers at .* \(Connection refused\); start the server"):
-        RewardSet.build([table(url)])
-    monkeypatch.delenv("NO_KEY_HERE", raising=False)
-    with pytest.raises(ConfigError, match="the environment variable NO_KEY_HERE is not set"):
-        RewardSet.build([table(url, api_key_env="NO_KEY_HERE")])
-    monkeypatch.setenv("NO_KEY_HERE", "a\nb")
-    with pytest.raises(ConfigError, match="NO_KEY_HERE is no key"):
-        RewardSet.build([table(url, api_key_env="NO_KEY_HERE")])
-
-
-def test_the_plan_says_what_is_sent_where(server: ChatServer, build: Build) -> None:
-    rewards = build(template="{{ answer }} {{ completion }}", max_requests=1000)
-    assert rewards.announcements == [
-        f"reward model_judge sends answer, completion to m at {server.url}; limit: 1,000 requests"
-    ]
-    assert verifier_of([component.settings for component in rewards.components]) is None
-
-
-def test_it_is_a_table_of_a_recipe_and_stands_in_the_resolved_configuration(server: ChatServer) -> None:
-    form = "kind='model_judge', model='m', template='{{ completion }}', field='score'"
-    config, _ = load_config(None, [f"rewards=[{{{form}, url='{server.url}/'}}]"])
-    assert isinstance(config.rewards[0], ModelJudge)
-    assert config.rewards[0].url == server.url
-
-
-def test_half_a_character_in_an_answer_is_stored_and_read_again(
-    server: ChatServer, build: Build, tmp_path: Path
-) -> None:
-    half = json.dumps({"score": 0.5, "why": "\ud83d"})
-    answer = {"choices": [{"message": {"content": half}}, {"message": {"content": "\ud83d"}}]}
-    server.says = lambda message, number: Says(raw=json.dumps(answer).encode())
-    for _ in range(2):
-        with build() as rewards:
-            rewards.keep_in(tmp_path)
-            assert rewards_of(rewards.score([group("a")])) == [0.5]
-    raw = {"choices": [{"message": {"content": '{"score": 0.5, "why": "\ud83d"}'}}]}
-    server.says = lambda message, number: Says(raw=json.dumps(raw).encode())
-    for _ in range(2):
-        with build() as rewards:
-            rewards.keep_in(tmp_path)
-            assert rewards_of(rewards.score([group("b")])) == [0.5]
-    assert len(server.asked) == 2

@@ -11,11 +11,10 @@ import pytest
 from fakes.classifiers import LONGEST, TRIMMING, byte_tokenizer, classifier, lay_down
 from fakes.scoring import faults_of, group, rewards_of
 from fakes.tolerance import about
-from oncurve.base.errors import ConfigError, ModelError, TrainingError
+from oncurve.base.errors import ConfigError, ModelError
 from oncurve.models.classifiers.classifier import Classifier
 from oncurve.models.classifiers.load import load_classifier
 from oncurve.rewards import RewardSet
-from oncurve.rewards.component import as_stepwise
 from oncurve.types import Completion, Group, Prompt
 
 GROUPS = [group("7*8=56\n#### 56", "7*8=54", number=1), group("", "  \n", "1\n2\n\n3", number=2)]
@@ -91,11 +90,6 @@ def test_a_process_model_gives_each_step_its_likelihood_and_the_whole_what_is_as
             }
 
 
-def test_steps_end_where_the_split_says(folders: dict[str, Path]) -> None:
-    (found,) = scored([group("1. 2. 3")], {"kind": "process_model", "path": str(folders["process"]), "split": r"/\. /"})
-    assert found.scores[0].step_offsets == (3, 6, 7)
-
-
 def test_a_chat_is_read_through_the_models_own_template(tmp_path: Path) -> None:
     network = classifier(tmp_path, "process", tokenizer=byte_tokenizer(), template=TRIMMING)
     asked = ({"role": "user", "content": "2+2?"},)
@@ -132,83 +126,6 @@ def test_the_runs_own_model_scores_where_no_path_is_given(
     parts = [score.parts for each in found for score in each.scores]
     assert [part["own"] for part in parts] == rewards_of(own)
     assert [part["other"] for part in parts] == rewards_of(foreign) != rewards_of(own)
-
-
-def test_the_runs_own_model_is_needed_and_must_have_the_same_head(classifiers: dict[str, Classifier]) -> None:
-    with pytest.raises(ConfigError, match=r"\"process_model\" without a path scores with the run's own \[reward_model"):
-        scored(GROUPS, {"kind": "process_model"})
-    with pytest.raises(
-        ConfigError, match=r"steps needs a reward model of kind 'process', and reward_model\.kind is 'outc"
-    ):
-        scored(GROUPS, {"kind": "process_model", "name": "steps"}, network=classifiers["outcome"])
-
-
-def test_a_path_is_relative_to_the_recipe(tmp_path: Path) -> None:
-    lay_down(tmp_path / "network")
-    with RewardSet.build([{"kind": "model", "path": "network"}], base=tmp_path) as rewards:
-        assert rewards_of(rewards.score([group("1")]))[0] is not None
-        assert rewards.announcements == []
-
-
-def test_a_label_may_be_the_reward(tmp_path: Path) -> None:
-    folder = lay_down(tmp_path, labels={0: "bad", 1: "good"})
-    good, bad = (scored(GROUPS, {"kind": "model", "path": str(folder), "label": label}) for label in ("good", "bad"))
-    assert rewards_of(good) == about([-value for value in rewards_of(bad)])
-
-
-def steps_said(value: float | None, *steps: tuple[int, float]) -> Callable[..., Any]:
-    def function(completion: str) -> Any:
-        return {"reward": value, "step_ends": [end for end, _ in steps], "step_rewards": [said for _, said in steps]}
-
-    return function
-
-
-def test_a_part_of_weight_zero_looks_on() -> None:
-    watcher = {"kind": "python", "function": steps_said(9.0, (1, 5.0), (3, 6.0)), "name": "watcher", "weight": 0}
-    worker = {"kind": "python", "function": steps_said(1.0, (2, 0.5), (3, 0.25)), "name": "worker", "weight": 2.0}
-    (found,) = scored([group("abc")], watcher, worker)
-    score = found.scores[0]
-    assert (score.reward, score.valid, score.fault) == (2.0, True, None)
-    assert score.parts == {"watcher": 9.0, "worker": 1.0}
-    assert (score.step_offsets, score.step_rewards) == ((2, 3), (1.0, 0.5))
-    assert score.part_steps == {"watcher": ((1, 5.0), (3, 6.0)), "worker": ((2, 0.5), (3, 0.25))}
-    (alone,) = scored([group("abc")], watcher, lambda completion: 1.0)
-    assert (alone.scores[0].reward, alone.scores[0].step_ends) == (1.0, ())
-    assert "watcher" in alone.scores[0].part_steps
-
-
-def test_the_fault_of_a_part_of_weight_zero_is_said_and_masks_nothing() -> None:
-    def fails(completion: str) -> float:
-        raise ValueError("cannot score that")
-
-    def fails_once(completion: str) -> float:
-        return fails(completion) if completion == "b" else 3.0
-
-    watcher = {"kind": "python", "function": fails_once, "name": "watcher", "weight": 0}
-    (found,) = scored([group("a", "b")], watcher, lambda completion: 1.0)
-    assert rewards_of([found]) == [1.0, 1.0]
-    assert found.scores[1].parts == {"watcher": None, "reward": 1.0}
-    assert found.scores[1].fault == "exception: watcher: ValueError: cannot score that"
-    (masked,) = scored([group("a", "b")], {**watcher, "weight": 0.5}, lambda completion: 1.0)
-    assert rewards_of([masked]) == [2.5, None]
-    with pytest.raises(TrainingError, match="of watcher"):
-        scored([group("a", "b")], {**watcher, "function": fails}, lambda completion: 1.0)
-
-
-def test_a_model_of_weight_zero_changes_no_reward(folders: dict[str, Path], classifiers: dict[str, Classifier]) -> None:
-    watcher = {"kind": "process_model", "path": str(folders["process"]), "weight": 0}
-    found = scored(GROUPS, watcher, lambda completion: float(len(completion)))
-    assert rewards_of(found) == [float(len(c.text)) for each in GROUPS for c in each.completions]
-    assert all(score.step_ends == () for each in found for score in each.scores)
-    assert [len(score.part_steps.get("process_model", ())) for score in found[1].scores] == [0, 0, 3]
-    of_steps = found[0].scores[0].part_steps["process_model"]
-    text = GROUPS[0].completions[0].text
-    assert [reward for _, reward in of_steps] == about(chances(classifiers["process"], "prompt 1", text))
-
-
-def test_steps_without_a_reward_of_their_own_are_worth_their_mean() -> None:
-    said = as_stepwise({"reward": None, "step_ends": [1, 2, 3], "step_rewards": [1.0, None, 0.0]})
-    assert said == as_stepwise({"reward": 0.5, "step_ends": [1, 3], "step_rewards": [1.0, 0.0]})
 
 
 @pytest.mark.parametrize(

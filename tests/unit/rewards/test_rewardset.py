@@ -1,19 +1,24 @@
 """Several rewards together: weights, parts that do not apply, names, and what a step is told."""
 
 import logging
-import time
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
 from fakes.scoring import faults_of, group, rewards_of
+from oncurve.advantages import group_advantages
 from oncurve.base.errors import ConfigError, RewardError, TrainingError
-from oncurve.rewards import REWARD_KINDS, Exact, Numeric, Python, RewardSet
-from oncurve.rewards.component import as_value
-from oncurve.types import Group
+from oncurve.metrics import Metrics
+from oncurve.rewards import Accepts, InProcess, Python, RewardSet, RewardSettings
+from oncurve.rewards.component import LARGEST_REWARD
+from oncurve.steps import token_ends
+from oncurve.trainer.watching.observe import observe_groups
+from oncurve.types import Completion, Group, Prompt, Score
 
 
 def returning(value: Any, name: str = "f", **settings: Any) -> Python:
@@ -41,45 +46,6 @@ def test_a_component_that_is_none_does_not_apply() -> None:
     assert scored[0].scores[0].parts == {"a": None, "b": 2.0}
     assert scored[0].scores[2].fault == "none: no reward applies: every component returned None"
     assert scored[0].scores[2].reward == 0.0
-
-
-def test_groups_come_back_in_order_with_their_sizes() -> None:
-    groups = [group("1", "2", number=0), group("3", number=1), group("4", "5", "6", number=2)]
-    with RewardSet.build([lambda completion: int(completion)]) as rewards:
-        scored = rewards.score(groups)
-        assert rewards.score([]) == []
-    assert [group.prompt.id for group in scored] == [0, 1, 2]
-    assert rewards_of(scored) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [True, 1, 1.0, np.float32(1.0), np.int64(1), np.bool_(True), np.array(1.0), torch.tensor(1.0), torch.tensor(True)],
-)
-def test_numbers_of_all_kinds_are_rewards(value: Any) -> None:
-    assert as_value(value) == 1.0
-    assert type(as_value(value)) is float
-
-
-@pytest.mark.parametrize("value", ["1.0", [1.0], {"score": 1.0}, 1j, object(), np.array([1.0]), torch.ones(1)])
-def test_everything_else_is_not(value: Any) -> None:
-    with pytest.raises(TypeError, match="instead of a number or None"):
-        as_value(value)
-
-
-@pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), -float("inf"), 10**400, np.float64("nan"), torch.tensor(float("inf"))]
-)
-def test_non_finite_numbers_are_not(value: Any) -> None:
-    with pytest.raises(ValueError, match="it returned"):
-        as_value(value)
-
-
-def test_a_sum_that_overflows_is_a_fault() -> None:
-    with RewardSet.build([returning({"x": 1e308, "y": 1.0}, "a", weight=1e10)]) as rewards:
-        scored = rewards.score([group("x", "y")])
-    assert rewards_of(scored) == [None, 1e10]
-    assert faults_of(scored) == ["not_finite", None]
 
 
 def test_on_error_masks_values_or_raises() -> None:
@@ -113,14 +79,6 @@ def test_a_whole_step_of_faults_stops_the_run_and_shows_the_first(on_error: Any)
         rewards.score([group("x", "y")])
 
 
-def test_a_whole_step_of_sums_that_are_too_large_is_not_taken_for_one_without_a_reward() -> None:
-    with (
-        RewardSet.build([returning({"x": 1e299}, "a", weight=1e10)]) as rewards,
-        pytest.raises(TrainingError, match=r"2 not_finite.*The first: not_finite: "),
-    ):
-        rewards.score([group("x", "x")])
-
-
 def test_a_whole_step_to_which_nothing_applies_stops_the_run() -> None:
     with (
         RewardSet.build([{"kind": "numeric"}]) as rewards,
@@ -150,15 +108,6 @@ def test_a_batch_that_faults_is_called_again_once_a_group(caplog: pytest.LogCapt
     ]
 
 
-def test_columns_that_only_some_rows_have_are_none_for_the_others() -> None:
-    def trl(completions: list[str], level: list[Any], **columns: Any) -> list[Any]:
-        return level
-
-    groups = [group("a", columns={"level": 3}), group("b", columns={"other": 1}, number=1)]
-    with RewardSet.build([trl]) as rewards:
-        assert rewards_of(rewards.score(groups)) == [3.0, None]
-
-
 def test_interrupts_and_abandoned_steps_pass_through_a_reward_in_this_process() -> None:
     calls: list[str] = []
 
@@ -169,15 +118,6 @@ def test_interrupts_and_abandoned_steps_pass_through_a_reward_in_this_process() 
     with RewardSet.build([interrupted]) as rewards, pytest.raises(KeyboardInterrupt):
         rewards.score([group("a", "b")])
     assert calls == ["a"]
-
-
-def test_names_tell_parts_apart() -> None:
-    with RewardSet.build([Exact(), Numeric(), Exact(), {"kind": "exact", "name": "mine"}]) as rewards:
-        assert [part.name for part in rewards.components] == ["exact", "numeric", "exact_2", "mine"]
-    with pytest.raises(ConfigError, match="the name 'a' is given twice"):
-        RewardSet.build([Exact(name="a"), Numeric(name="a")])
-    with pytest.raises(ConfigError, match="at least one"):
-        RewardSet.build([])
 
 
 def test_a_table_without_a_kind_is_python_where_it_names_code_and_refused_elsewhere() -> None:
@@ -211,57 +151,189 @@ def test_what_a_reward_logs_stays_with_its_completion_when_a_batch_falls_apart(
     assert len(left_out) == 1
 
 
-def test_every_kind_can_be_named() -> None:
-    answers = ["exact", "numeric", "math", "choice", "regex", "format", "task", "task_steps"]
-    lengths = ["overlong", "length_cap", "repetition", "cosine"]
-    assert list(REWARD_KINDS) == ["python", *answers, *lengths, "model", "process_model", "model_judge"]
+EXTREME = [1e308, -1e308, 1.7976931348623157e308, 1e300, -1e300, 9e299, 1e155, -1e155, 0.0, 5e-324, 1.0]
 
 
-def test_a_kind_of_ones_own_is_named_by_path(tmp_path: Path) -> None:
-    (tmp_path / "lab.py").write_text(
-        """
-from oncurve.rewards import Accepts, InProcess, RewardSettings
+@given(
+    st.lists(st.sampled_from(EXTREME), min_size=1, max_size=8),
+    st.sampled_from([1.0, -1.0, 1e8, 1e-38, 1e38]),
+    st.booleans(),
+)
+def test_finite_rewards_are_numbers_or_faults(values: list[float], weight: float, batch: bool) -> None:
+    values.append(0.0)  # where all of them are too large, the step has no reward, and that is an error
 
-class Length(RewardSettings):
-    scale: float = 1.0
-    def start(self, base):
-        return InProcess(lambda item: self.scale * len(item["completion"]), Accepts(needs=(("completion",),)))
+    def one(completion_ids: Sequence[int]) -> float:
+        return values[len(completion_ids) - 1]
+
+    def many(completions: Sequence[str], completion_ids: Sequence[Sequence[int]], log_metric: Any) -> list[float]:
+        for value in values:
+            log_metric("value", value)
+        return [one(ids) for ids in completion_ids]
+
+    texts = ["x" * (index + 1) for index in range(len(values))]
+    settings = {"kind": "python", "function": many if batch else one, "weight": weight}
+    with RewardSet.build([settings, lambda completion_ids: 1.0 + 0.0 * len(values)]) as rewards:
+        scored = rewards.score([group(*texts)])
+        assert all(map(math.isfinite, rewards.metrics.values()))
+    for value, reward, fault in zip(values, rewards_of(scored), faults_of(scored), strict=True):
+        usable = abs(value) <= LARGEST_REWARD and abs(value * weight) <= LARGEST_REWARD
+        assert (reward, fault) == ((math.fsum([value * weight, 1.0]), None) if usable else (None, "not_finite"))
+    metrics = Metrics()
+    observe_groups(metrics, scored, dropped=0)
+    for _ in range(3):
+        observe_groups(metrics, scored, dropped=0)
+    assert all(map(math.isfinite, metrics.result().values()))
+
+
+@pytest.mark.parametrize("scale", ["group", "batch"])
+@pytest.mark.parametrize("factor", [1e150, 1e200, 1e290, 2.0**1000])
+def test_advantages_do_not_depend_on_the_size_of_rewards(scale: Any, factor: float) -> None:
+    rewards = torch.tensor([0.0, 1.0, 3.0, -2.0, 1.0, 1.0], dtype=torch.float64)
+    valid, groups = torch.tensor([True] * 5 + [False]), torch.tensor([0, 0, 1, 1, 1, 1])
+    expected = group_advantages(rewards, valid, groups, scale, 1, 0.0)
+    assert expected.abs().max() > 0.5
+    found = group_advantages(rewards * factor, valid, groups, scale)
+    torch.testing.assert_close(found, expected)
+
+
+class EndsAnywhere(RewardSettings):
+    """A kind whose steps end where it is told."""
+
+    ends: tuple[int, ...] = ()
+
+    def start(self, base: Path | None) -> InProcess:
+        return InProcess(self._item, Accepts(needs=(("completion",),)))
+
+    def _item(self, item: Any) -> dict[str, Any]:
+        ends = self.ends if item["completion"] == "bad" else (3,)
+        return {"reward": 1.0, "step_ends": ends, "step_rewards": [1.0] * len(ends)}
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 5), min_size=1, max_size=4))
+def test_steps_that_end_outside_the_text_are_a_fault_of_that_completion(ends: list[int]) -> None:
+    with RewardSet.build([EndsAnywhere(ends=tuple(ends))]) as rewards:
+        rewards.locate = lambda prompt, completion, offsets: tuple(offset - 1 for offset in offsets)
+        scored = rewards.score([group("bad", "abc")])
+    fits = ends == sorted(set(ends)) and ends[0] > 0 and ends[-1] <= 3
+    assert faults_of(scored) == [None if fits else "type", None]
+
+
+TEXT = "one\ntwo\nthree"
+
+USER_FILE = """
+def by_split(completion):
+    return {"reward": 0.5, "steps": [len(line) for line in completion.split("\\n")]}
+
+def own(completion):
+    return {"steps": [(2, 1.0), (len(completion), 3.0)]}
+
+def given(completion_steps, answer):
+    return [float(step.strip() == answer) for step in completion_steps]
+
+def given_all(completion_steps, **columns):
+    return {"score": float("completion" in columns), "steps": [1] * len(completion_steps)}
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": 0.25, "acc": 1, "steps": [0, 1, 0]}
+
+def trl(completions, **kwargs):
+    return [{"steps": [1.0] * (c.count("\\n") + 1)} if c else None for c in completions]
+
+def by_ids(completion_ids):
+    return {"steps": [[4, 1.0], [len(completion_ids), 3.0]]}
+
+def by_answer(answer):
+    return {"steps": [0.0, float(answer == "two"), 0.0]}
 """
-    )
-    with RewardSet.build([{"kind": "lab.py:Length", "scale": 0.5}], base=tmp_path) as rewards:
-        assert rewards_of(rewards.score([group("abcd", "")])) == [2.0, 0.0]
-        assert [part.name for part in rewards.components] == ["length"]
 
 
-def test_a_failed_build_leaves_no_worker_behind(tmp_path: Path) -> None:
-    import psutil
-
-    (tmp_path / "fine.py").write_text("def f(completion): return 1.0\n")
-    with pytest.raises(ConfigError):
-        RewardSet.build([{"path": "fine.py:f"}, {"path": "fine.py:g"}], base=tmp_path)
-    assert [
-        child for child in psutil.Process().children() if "oncurve.processes.pool" in " ".join(child.cmdline())
-    ] == []
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(USER_FILE)
+    return tmp_path
 
 
-def test_a_cheap_reward_in_workers_costs_milliseconds_of_processor_time_a_step(tmp_path: Path) -> None:
-    (tmp_path / "cheap.py").write_text("def f(completion, answer): return completion == answer\n")
-    groups: list[Group] = [group(*["some text " * 30] * 8, number=number) for number in range(32)]
-    with RewardSet.build([{"path": "cheap.py:f"}], base=tmp_path) as rewards:
-        rewards.score(groups)
-        taken = []
-        for _ in range(10):
-            begun = time.process_time()
-            rewards.score(groups)
-            taken.append(time.process_time() - begun)
-    assert min(taken) < 0.05  # about 5 ms on an idle machine
+def by_characters(prompt: Prompt, completion: Completion, ends: Sequence[int]) -> tuple[int, ...]:
+    """One token a character."""
+    return token_ends(ends, completion.text, completion.ids, lambda ids: "".join(map(chr, ids)))
 
 
-def test_the_plan_says_which_variables_workers_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_KEY", "1")
-    with RewardSet.build([{"kind": "regex", "pattern": "a", "env_pass": ["MY_KEY"]}]) as rewards:
-        assert rewards.announcements == ["reward regex is given the environment variable MY_KEY"]
-    with pytest.raises(ConfigError, match="NO_SUCH_VARIABLE is not set"):
-        RewardSet.build([{"kind": "regex", "pattern": "a", "env_pass": ["NO_SUCH_VARIABLE"]}])
-    with pytest.raises(ConfigError, match=r"rewards\.0\.env_pass"):
-        RewardSet.build([{"kind": "regex", "pattern": "a", "env_pass": ["A=B"]}])
+def scored(settings: Any, groups: list[Group], base: Path | None = None) -> list[Score]:
+    with RewardSet.build(settings, base=base) as rewards:
+        rewards.locate = by_characters
+        return [score for found in rewards.score(groups) for score in found.scores]
+
+
+def steps_of(score: Score) -> list[tuple[int, float]]:
+    return list(zip(score.step_ends, score.step_rewards, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "reward", "steps"),
+    [
+        ("by_split", 0.5, [(3, 3.0), (7, 3.0), (12, 5.0)]),
+        ("own", 2.0, [(1, 1.0), (12, 3.0)]),
+        ("given", 1 / 3, [(3, 0.0), (7, 1.0), (12, 0.0)]),
+        ("given_all", 1.0, [(3, 1.0), (7, 1.0), (12, 1.0)]),
+        ("compute_score", 0.25, [(3, 0.0), (7, 1.0), (12, 0.0)]),
+        ("trl", 1.0, [(3, 1.0), (7, 1.0), (12, 1.0)]),
+        ("by_ids", 2.0, [(3, 1.0), (12, 3.0)]),
+        ("by_answer", 1 / 3, [(3, 0.0), (7, 1.0), (12, 0.0)]),
+    ],
+)
+def test_every_signature_may_score_steps(mine: Path, name: str, reward: float, steps: list[tuple[int, float]]) -> None:
+    (score,) = scored([{"path": f"mine.py:{name}"}], [group(TEXT, columns={"answer": "two"})], mine)
+    assert score.fault is None
+    assert score.reward == pytest.approx(reward)
+    assert steps_of(score) == steps
+
+
+def test_components_add_up_where_they_score_the_same_step_and_a_whole_counts_at_the_end() -> None:
+    def one(completion: str) -> Any:
+        return {"reward": 1.0, "steps": [[4, 1.0], [13, 2.0]]}
+
+    def other(completion: str) -> Any:
+        return {"steps": [[4, 10.0], [8, 20.0]]}
+
+    def whole(completion: str) -> float:
+        return 100.0
+
+    (score,) = scored([Python(function=one, weight=0.5), Python(function=other), Python(function=whole)], [group(TEXT)])
+    assert steps_of(score) == [(3, 10.5), (7, 20.0), (12, 101.0)]
+    assert score.reward == 0.5 + 15.0 + 100.0
+    assert score.parts == {"one": 1.0, "other": 15.0, "whole": 100.0}
+    (score,) = scored([Python(function=other), Python(function=whole, weight=0.0)], [group(TEXT)])
+    assert steps_of(score) == [(3, 10.0), (7, 20.0)]  # what has no weight is only looked at
+
+
+def test_steps_that_do_not_apply_are_left_out() -> None:
+    (score,) = scored([lambda completion: {"steps": [None, 1.0, None]}], [group(TEXT)])
+    assert steps_of(score) == [(7, 1.0)]
+    (score,) = scored([lambda completion: {"steps": [None, None, None]}], [group(TEXT)])
+    assert (score.valid, score.step_ends) == (False, ())
+    (score,) = scored([lambda completion: {"reward": 2.0, "steps": []}], [group("")])
+    assert (score.reward, score.step_ends) == (2.0, ())
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "words"),
+    [
+        ({"steps": [1.0]}, "exception", "1 step rewards for a completion of 3 steps"),
+        ({"steps": [[3, 1.0], [3, 2.0]]}, "exception", "in a completion of 13 characters"),
+        ({"steps": [[14, 1.0]]}, "exception", "in a completion of 13 characters"),
+        ({"steps": [[2.0, 1.0]]}, "exception", "in a completion of 13 characters"),
+        ({"steps": [1.0, float("nan"), 1.0]}, "not_finite", "nan"),
+        ({"steps": [1.0, "x", 1.0]}, "type", "instead of a number"),
+        ({"reward": "x", "steps": [1.0, 1.0, 1.0]}, "type", "instead of a number"),
+        ({"stepz": []}, "type", "a dict"),
+    ],
+)
+def test_what_is_wrong_about_steps_is_a_fault_of_that_completion(value: Any, kind: str, words: str) -> None:
+    def f(completion: str) -> Any:
+        return value if completion == TEXT else {"steps": [1.0]}
+
+    (bad, good) = scored([f], [group(TEXT, "fine")])
+    assert bad.fault.startswith(kind)
+    assert words in bad.fault
+    assert not bad.valid
+    assert (good.valid, good.step_rewards) == (True, (1.0,))

@@ -14,11 +14,11 @@ import torch
 
 from fakes.scoring import faults_of, group, limit_beyond, rewards_of
 from fakes.scripted import TableModel
-from oncurve.base.errors import DataError, RewardError, TrainingError
+from fakes.waiting import until
 from oncurve.evaluate import evaluate
 from oncurve.models import LocalWeights
 from oncurve.rewards import RewardSet
-from oncurve.rollout import InProcessEngine, Sampling
+from oncurve.rollout import EngineBase, InProcessEngine, Sampling
 from oncurve.types import Group, Prompt
 
 REWARDS = """
@@ -84,13 +84,6 @@ def in_order(rewards: RewardSet, groups: list[Group], order: list[int]) -> list[
         return scoring.finish(groups)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def running(rewards: RewardSet) -> set[int]:
     return {pid for part in rewards.components for pid in part.runner.pids}
 
@@ -103,33 +96,6 @@ def test_scores_do_not_depend_on_what_was_submitted_nor_on_the_order(
     rewards = built(name)
     assert in_order(rewards, GROUPS, order) == rewards.score(GROUPS)
     assert rewards_of(in_order(rewards, GROUPS, order)) == [1.0, 2.0, 3.0, 1.0, 5.0, 2.0, 0.0]
-
-
-def test_a_reward_in_this_process_is_called_at_the_end_and_in_order(built: Callable[..., RewardSet]) -> None:
-    called: list[str] = []
-
-    def closure(completion: str) -> float:
-        called.append(completion)
-        return 1.0
-
-    with RewardSet.build([closure]) as rewards, rewards.begin() as scoring:
-        for index in (3, 1, 0):
-            scoring.submit(index, GROUPS[index])
-        assert called == []
-        scoring.finish(GROUPS)
-    assert called == ["a", "bb", "ccc", "d", "eeeee", "ff", ""]
-    assert scoring.overlapped_seconds == 0
-
-
-def test_a_batch_function_sees_the_whole_step_in_one_call(built: Callable[..., RewardSet]) -> None:
-    rewards = built("batch")
-    scored = in_order(rewards, GROUPS, [2, 1])
-    assert rewards.metrics == {"batch/seen": 7.0}
-    texts = [score.extras["batch/text"] for each in scored for score in each.scores]
-    assert texts == [c.text for each in GROUPS for c in each.completions]
-    groups = [*GROUPS, group("bad", "x", number=4)]
-    assert rewards_of(in_order(rewards, groups, [4]))[-3:] == [0.0, None, None]
-    assert rewards.metrics == {"batch/seen": 7 / 4}
 
 
 def test_workers_score_a_group_while_the_engine_writes_the_others(folder: Path, tmp_path: Path) -> None:
@@ -164,7 +130,7 @@ def test_sleeping_rewards_cost_less_than_their_sum(built: Callable[..., RewardSe
 
 
 def test_evaluation_overlaps_too(folder: Path, tmp_path: Path) -> None:
-    class Slow:
+    class Slow(EngineBase):
         def generate(self, prompts: Any, draw: int, sampling: Any, on_group: Any, firsts: Any) -> list[Group]:
             groups = [group(f"{p.id}x", columns={"answer": str(tmp_path)}, number=p.id) for p in prompts]
             for index in (2, 0, 1):
@@ -254,30 +220,6 @@ def test_an_interrupt_while_groups_are_written_leaves_workers_that_answer(built:
     assert rewards_of(rewards.score([group("a", "bb")])) == [1.0, 2.0]
     until(lambda: not any(psutil.pid_exists(pid) for pid in before - running(rewards)))
     assert before - running(rewards)
-
-
-def test_a_row_that_lacks_a_column_is_named_at_the_end_and_the_first_in_order(folder: Path, tmp_path: Path) -> None:
-    groups = [group("a", columns={"other": 1}, number=number) for number in range(3)]
-    groups[0] = group("a", columns={"answer": str(tmp_path)})
-    with RewardSet.build([{"path": "rewards.py:noted"}], base=folder) as rewards:
-        with pytest.raises(DataError, match="row 1 of the data has only: other"):
-            in_order(rewards, groups, [2, 1, 0])
-        groups[1:] = [group("b", columns={"answer": object()}, number=1)]
-        with pytest.raises(DataError, match="a column cannot be sent to its worker"):
-            in_order(rewards, groups, [1, 0])
-
-
-def test_errors_of_the_policy_come_at_the_end(folder: Path) -> None:
-    table = {"path": "rewards.py:faulty", "on_error": "raise"}
-    with RewardSet.build([table], base=folder) as rewards, pytest.raises(RewardError, match="reward faulty failed"):
-        in_order(rewards, [group("raise", "a"), group("b", number=1)], [0, 1])
-    with RewardSet.build([{"path": "rewards.py:faulty"}], base=folder) as rewards:
-        with pytest.raises(TrainingError, match="2 completions have a fault"):
-            in_order(rewards, [group("raise"), group("raise", number=1)], [1, 0])
-        with rewards.begin() as scoring:
-            scoring.submit(1, GROUPS[0])
-            with pytest.raises(ValueError, match="not the one that was submitted"):
-                scoring.finish(GROUPS)
 
 
 def engine(words: bool = False) -> InProcessEngine:

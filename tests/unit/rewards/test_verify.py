@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from fakes.scoring import faults_of, group, limit_beyond, rewards_of
-from oncurve.base.errors import ConfigError
-from oncurve.rewards import Exact, Math, Numeric, Regex, RewardSet, Task
-from oncurve.tasks.arithmetic import problem, solution
+from oncurve.base.errors import ConfigError, DataError
+from oncurve.config import load_config
+from oncurve.rewards import Choice, Exact, Format, Math, Numeric, Overlong, Repetition, RewardSet
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,6 @@ def test_exact_compares_the_text_of_the_answer(completion: str, answer: Any, exp
     assert Exact()(completion, answer) == expected
 
 
-def test_exact_may_ignore_case() -> None:
-    assert Exact(ignore_case=True)("PARIS", "Paris") == 1.0
-
-
 @pytest.mark.parametrize(
     ("completion", "answer", "expected"),
     [
@@ -48,30 +44,6 @@ def test_exact_may_ignore_case() -> None:
 )
 def test_numeric_compares_exactly(completion: str, answer: Any, expected: float | None) -> None:
     assert Numeric()(completion, answer) == expected
-
-
-def test_numeric_may_want_a_mark() -> None:
-    assert Numeric(unmarked=False)("just a number 42", "42") == 0.0
-    assert Numeric(unmarked=False)("Long solution. Answer: 42", "42") == 1.0
-
-
-def test_task_is_the_checker_of_the_built_in_task() -> None:
-    asked = problem("train", 0)
-    with RewardSet.build([{"kind": "task"}]) as rewards:
-        scored = rewards.score(
-            [group(solution(asked), "#### 0", "#### " + "9" * 5000, columns={"answer": asked.answer})]
-        )
-    assert isinstance(rewards.components[0].settings, Task)
-    assert rewards_of(scored)[:2] == [1.0, 0.0]
-    assert rewards_of(scored)[2] in (0.0, None)
-
-
-def test_only_what_follows_the_reasoning_counts() -> None:
-    tables = [{"kind": kind, "after": "</think>"} for kind in ("exact", "numeric", "math")]
-    with RewardSet.build(tables) as rewards:
-        (scored,) = rewards.score([group("<think>5</think>4", "<think>4</think>5", "4")])
-    for name in ("exact", "numeric", "math"):
-        assert [score.parts[name] for score in scored.scores] == [1.0, 0.0, 0.0]
 
 
 def test_regex_searches_or_matches_the_whole() -> None:
@@ -94,11 +66,6 @@ def test_catastrophic_backtracking_is_a_timeout_of_that_completion_alone(monkeyp
         scored = rewards.score([group("a", "a" * 60 + "b", "b")])  # by itself it would take centuries
     assert rewards_of(scored) == [1.0, None, 0.0]
     assert faults_of(scored) == [None, "timeout", None]
-
-
-def test_a_broken_pattern_is_refused_when_the_recipe_is_read() -> None:
-    with pytest.raises(ConfigError, match=r"rewards\.0\.pattern: .*not a regular expression: unterminated"):
-        RewardSet.build([{"kind": "regex", "pattern": "[a"}])
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +110,239 @@ def test_math_that_takes_for_ever_is_a_timeout_and_the_next_is_answered(monkeypa
     assert faults_of(scored) == ["timeout", None]
 
 
-def test_kinds_say_what_they_run_on() -> None:
-    assert Regex(pattern="a").default_name == "regex"
-    with RewardSet.build([{"kind": "numeric"}, {"kind": "exact"}]) as rewards:
-        assert rewards.announcements == []
+CITIES = ["Rome", "Paris", "A city", "Oslo"]
+
+
+@pytest.mark.parametrize(
+    ("completion", "right"),
+    [
+        ("The answer is (B).", 1.0),
+        ("The answer is B because (A) is in Italy.", 1.0),
+        ("The answer is **B**.", 1.0),
+        ("Answer: B", 1.0),
+        ("Answer: B) Paris", 1.0),
+        ("ANSWER: (b)", 1.0),
+        ("**Answer:** option B", 1.0),
+        ("Answer:\n(B)", 1.0),
+        (r"So \boxed{B}.", 1.0),
+        (r"\boxed{\text{B}}", 1.0),
+        (r"\boxed{(B)}", 1.0),
+        ("#### B", 1.0),
+        ("B", 1.0),
+        (" (B)\n", 1.0),
+        ("B. Paris", 1.0),
+        ("Answer: A\nNo. Answer: B", 1.0),
+        ("(A) is in Italy, so I choose (B)", 1.0),
+        ("It cannot be option A. It is option B.", 1.0),
+        ("The correct option is **B**.", 1.0),
+        ("", 0.0),
+        ("A", 0.0),
+        ("Bravo", 0.0),
+        ("Answer: A or B", 0.0),
+        ("Answer: B or C", 0.0),
+        ("Answer: (B) and (C)", 0.0),
+        ("Answer: a boat", 0.0),
+        ("Answer: B's", 0.0),
+        ("Be (B) or not (A)", 0.0),
+        (r"\boxed{A} \boxed{B", 0.0),
+        ("I think so", 0.0),
+    ],
+)
+def test_the_letter_is_found_where_an_answer_is_marked_or_mentioned_last(completion: str, right: float) -> None:
+    assert Choice()(completion, "B") == right
+
+
+@pytest.mark.parametrize(
+    ("completion", "right"),
+    [
+        ("Paris", 1.0),
+        ("Answer: paris.", 1.0),
+        (r"\boxed{\text{Paris}}", 1.0),
+        ("Answer: (B) Paris", 1.0),
+        ("A city", 0.0),
+        ("Answer: E", 0.0),
+        ("(B) it is, see page (Z)", 1.0),
+        ("Answer: London", 0.0),
+    ],
+)
+def test_with_options_a_text_stands_for_its_letter(completion: str, right: float) -> None:
+    assert Choice(options="choices")(completion, "B", CITIES) == right
+
+
+@pytest.mark.parametrize("answer", ["B", "(B)", "b.", "Paris", 1])
+def test_the_answer_column_is_a_letter_a_text_or_an_index_from_0(answer: Any) -> None:
+    reward = Choice(options="choices")
+    assert reward.complaint({"choices": CITIES, "answer": answer}) is None
+    assert [reward(text, answer, CITIES) for text in ("B", "A", "C")] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"answer": "Paris", "choices": "Rome Paris"}, "column 'choices' holds no options, but 'Rome Paris'"),
+        ({"answer": "Paris", "choices": {"label": ["A"], "text": ["Rome", "Paris"]}}, "holds no options"),
+        ({"answer": "Paris", "choices": []}, "holds no options"),
+        ({"answer": "London", "choices": CITIES}, "column 'answer' holds 'London', which is none of the options"),
+        ({"answer": 4, "choices": CITIES}, "column 'answer' holds 4, which is none of the options"),
+        ({"answer": None, "choices": CITIES}, "column 'answer' is empty (null)"),
+        ({"answer": "B"}, "needs 'choices'"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_refused_with_its_place(row: dict[str, Any], said: str) -> None:
+    with (
+        RewardSet.build([{"kind": "choice", "options": "choices"}]) as rewards,
+        pytest.raises(DataError) as caught,
+    ):
+        rewards.check_rows([{"answer": "B", "choices": CITIES}, row], lambda index: f"line {index + 1}")
+    assert str(caught.value).startswith("line 2: reward choice")
+    assert said in str(caught.value)
+
+
+THINK = {
+    "<think>a</think>b": 1.0,
+    "<think>\na\n</think>\nb": 1.0,
+    "<think></think>": 1.0,
+    "<think>a</think>b</think>c": 1.0,  # TRL's pattern has it so
+    "<think>a": 0.0,
+    "b<think>a</think>": 0.0,
+    "<think>a<think>b</think>": 0.0,
+    "a</think>b": 0.0,
+    "": 0.0,
+}
+
+
+@pytest.mark.parametrize("text", THINK)
+def test_think_is_trls_pattern(text: str) -> None:
+    assert Format()(text) == THINK[text]
+
+
+FORMS = {
+    "think_answer": {
+        "<think>a</think><answer>4</answer>": 1.0,
+        "\n<think>a</think>\n<answer>4</answer>\n": 1.0,
+        "<think>a</think> so <answer>4</answer>": 0.0,
+        "<think>a</think><answer>4</answer>.": 0.0,
+        "<answer>4</answer><think>a</think>": 0.0,
+        "<think>a<answer>4</think></answer>": 0.0,
+        "<think>a</think><answer>4": 0.0,
+        "<think>a</think><think>a</think><answer>4</answer>": 0.0,
+    },
+    "answer": {
+        "so <answer>4</answer>.": 1.0,
+        "<answer> </answer>": 0.0,
+        "<answer>4</answer><answer>5</answer>": 0.0,
+        "<answer>4": 0.0,
+        "4</answer>": 0.0,
+    },
+    "boxed": {r"so \boxed{4}": 1.0, r"\boxed{}": 0.0, r"\boxed{4": 0.0, "4": 0.0},
+    "hashes": {"2+2=4\n#### 4\n": 1.0, "#### 4": 1.0, "####": 0.0, "#### 4\nso": 0.0, "#### 4\n#### 5": 0.0, "": 0.0},
+}
+
+
+@pytest.mark.parametrize(("preset", "text"), [(preset, text) for preset, texts in FORMS.items() for text in texts])
+def test_a_form_is_there_or_not(preset: str, text: str) -> None:
+    assert Format.model_validate({"preset": preset})(text) == FORMS[preset][text]
+
+
+def test_a_pattern_of_ones_own_runs_in_a_worker() -> None:
+    tables = [{"kind": "format", "pattern": r"(?s)^Plan:.*Answer:", "processes": 1}]
+    with RewardSet.build(tables) as rewards:
+        scored = rewards.score([group("Plan: a\nAnswer: b", "Answer: b")])
+    assert rewards_of(scored) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("kind='format', preset='thinking'", "rewards.0.preset"),
+        ("kind='format', pattern='('", "not a regular expression"),
+        ("kind='format', preset='boxed', pattern='x'", "are two forms; give one of them"),
+        ("kind='format', preset='boxed', prompt_opens=true", 'preset = "boxed" opens no <think>; leave it out'),
+        ("kind='format', pattern='x', prompt_opens=true", "a pattern opens no <think>"),
+        ("kind='repetition', ngram_size=0", "rewards.0.ngram_size"),
+        ("kind='repetition', max_penalty=1.0", "rewards.0.max_penalty: should be less than 0"),
+        ("kind='length_cap'", "rewards.0.max_length"),
+        ("kind='length_cap', max_length=100", "rewards.0.max_length: nothing is punished"),
+        ("kind='cosine', max_value_wrong=0.5", "rewards.0.max_value_wrong: a long wrong completion"),
+        ("kind='cosine', min_value_wrong=0.0", "rewards.0.min_value_wrong: it is the value of the shortest wrong"),
+        ("kind='cosine', min_value_correct=2.0", "rewards.0.min_value_correct: it is the value of the longest"),
+        ("kind='cosine', max_len=10", "did you mean 'max_length'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_their_key(words: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["rollout.max_new_tokens=100", f"rewards=[{{{words}}}]"])
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ids", "size", "expected"),
+    [
+        ([1, 2, 3, 4], 2, 0.0),
+        ([5, 5, 5, 5, 5], 2, -0.75),
+        ([1, 2, 1, 2, 1], 2, -0.5),
+        ([1, 2, 3, 1, 2, 3], 3, -0.25),
+        ([7, 7, 7], 1, -2 / 3),
+        ([1, 2], 3, 0.0),
+        ([], 3, 0.0),
+    ],
+)
+def test_repetition_is_the_share_of_ngrams_that_occurred_before(ids: list[int], size: int, expected: float) -> None:
+    assert Repetition(ngram_size=size)(ids) == pytest.approx(expected)
+    assert Repetition(ngram_size=size, max_penalty=-0.1)(ids) == pytest.approx(0.1 * expected)
+
+
+def test_cosine_falls_for_right_and_rises_for_wrong_answers() -> None:
+    """At half of the length the middle of both curves; cos(π/4) at a quarter; beyond the end its value."""
+    tables = [{"kind": "cosine", "max_length": 8, "processes": 1}]
+    texts = ("4", "#### 4  ", "4" + " " * 7, "4" + " " * 20, "5", " 5  ", "5" + " " * 7, "5" + " " * 20)
+    with RewardSet.build(tables) as rewards:
+        scored = rewards.score([group(*texts), group("x", columns={"answer": "no formula at all"}, number=1)])
+
+    def curve(length: int, start: float, end: float) -> float:
+        from math import cos, pi
+
+        return end + (start - end) / 2 * (1 + cos(pi * length / 8))
+
+    expected = [curve(n, 1.0, 0.5) for n in (1, 8, 8, 8)] + [curve(n, -1.0, -0.5) for n in (1, 4, 8, 8)]
+    assert rewards_of(scored)[:8] == pytest.approx(expected)
+    assert rewards_of(scored)[5] == pytest.approx(-0.75)
+    assert rewards_of(scored)[8] is None
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(1, 0.0), (80, 0.0), (81, -0.05), (85, -0.25), (90, -0.5), (100, -1.0), (110, -1.0)]
+)
+def test_the_punishment_falls_in_a_straight_line_within_the_buffer(length: int, expected: float) -> None:
+    assert Overlong(buffer=20, max_length=100)(length) == pytest.approx(expected)
+
+
+def test_it_counts_tokens_and_adds_to_other_rewards() -> None:
+    tables = [{"kind": "exact"}, {"kind": "overlong", "buffer": 4, "max_length": 8, "weight": 0.5}]
+    with RewardSet.build(tables) as rewards:
+        (scored,) = rewards.score([group("4", "4" + 5 * " ", "4" + 9 * " ", "5")])
+    assert rewards_of([scored]) == [1.0, 0.75, 0.5, 0.0]
+    assert [score.parts["overlong"] for score in scored.scores] == [0.0, -0.5, -1.0, 0.0]
+    assert scored.scores[0].weights == (1.0, 0.5)
+
+
+def test_the_longest_completion_is_that_of_the_rollout() -> None:
+    words = ["rollout.max_new_tokens=100", "rewards=[{kind='exact'}, {kind='overlong', buffer=20}]"]
+    config, _ = load_config(None, words)
+    assert config.rewards[1].max_length is None
+    exact, overlong = config.fitted_rewards
+    assert (exact, overlong) == (Exact(), Overlong(buffer=20, max_length=100))
+    assert overlong(90) == -0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("buffer=101", "rewards.0.buffer: 101 tokens are more than the 100 of max_length"),
+        ("buffer=20, max_length=120", "rewards.0.max_length: nothing is punished: completions have at most 100 tokens"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused_before_anything_is_loaded(settings: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["rollout.max_new_tokens=100", f"rewards=[{{kind='overlong', {settings}}}]"])
+    assert str(caught.value).startswith(said)

@@ -3,9 +3,8 @@ import torch
 
 from fakes.scripted import ByteTokenizer, ScriptedModel, TableModel
 from fakes.tolerance import about
-from oncurve.base.errors import ConfigError, DataError, ModelError
+from oncurve.base.errors import DataError, ModelError
 from oncurve.models import LocalWeights
-from oncurve.models.generic import GenericModel
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
 from oracles import plain_rollout
@@ -66,35 +65,6 @@ def test_results_do_not_depend_on_how_many_rows_are_decoded_at_once(rows):
     assert make_engine().generate(prompts, 0, Sampling(group_size=4, max_new_tokens=12, max_concurrent=rows)) == whole
 
 
-def test_a_prompts_completions_do_not_depend_on_the_other_prompts():
-    prompts = make_prompts(0, 1, 2, 3)
-    whole = make_engine().generate(prompts, draw=0)
-    assert make_engine().generate(prompts[::-1], draw=0) == whole[::-1]
-    assert make_engine().generate(prompts[2:3], draw=0) == whole[2:3]
-
-
-def test_a_smaller_group_is_the_beginning_of_a_larger_one():
-    prompts = make_prompts(0, 1)
-    large = make_engine().generate(prompts, draw=0)
-    small = make_engine().generate(prompts, 0, Sampling(group_size=2, max_new_tokens=12))
-    assert [group.completions for group in small] == [group.completions[:2] for group in large]
-
-
-def test_seed_and_draw_change_the_completions():
-    prompts = make_prompts(0, 1)
-    results = [make_engine(seed=seed).generate(prompts, draw) for seed in (0, 1) for draw in (0, 1)]
-    completions = [tuple(group.completions for group in groups) for groups in results]
-    assert len(set(completions)) == 4
-
-
-def test_a_prompt_given_twice_gets_other_samples_the_second_time():
-    prompt, other = make_prompts(4, 5)
-    first, _, second = make_engine().generate([prompt, other, prompt], draw=0)
-    assert [completion.sample_index for completion in second.completions] == [4, 5, 6, 7]
-    wide = make_engine().generate([prompt], 0, Sampling(group_size=8, max_new_tokens=12))[0]
-    assert wide.completions == first.completions + second.completions
-
-
 def test_prompts_are_computed_once_a_group_and_finished_rows_leave_the_batch():
     model = TableModel(table())
     groups = make_engine(model, Sampling(group_size=16, max_new_tokens=12)).generate(make_prompts(0, 1, 2), draw=0)
@@ -105,12 +75,6 @@ def test_prompts_are_computed_once_a_group_and_finished_rows_leave_the_batch():
     assert all(count <= rows <= count / 0.875 + 1 for count, rows in zip(growing, model.stepped, strict=False))
 
 
-def test_decoding_stops_when_every_row_has_ended():
-    model = ScriptedModel([[1, 3], [7]], VOCABULARY)
-    groups = make_engine(model, Sampling(group_size=1, max_new_tokens=50)).generate(make_prompts(0, 1), draw=0)
-    assert [group.completions[0].ids for group in groups] == [(1, 3), (7,)]
-
-
 def test_endings_are_recorded_not_guessed():
     scripts = [[1, 2, 7, 0], [3, 0, 0, 0], [1, 1, 1, 3], [1, 2, 4, 5]]
     groups = make_engine(ScriptedModel(scripts, VOCABULARY), Sampling(group_size=1, max_new_tokens=4)).generate(
@@ -119,17 +83,6 @@ def test_endings_are_recorded_not_guessed():
     completions = [group.completions[0] for group in groups]
     assert [completion.ids for completion in completions] == [(1, 2, 7), (3,), (1, 1, 1, 3), (1, 2, 4, 5)]
     assert [completion.ended for completion in completions] == ["eos", "eos", "eos", "length"]
-
-
-def test_the_settings_eos_ids_are_added_to_the_models():
-    sampling = Sampling(group_size=1, max_new_tokens=3, eos_ids=(5,))
-    groups = make_engine(ScriptedModel([[1, 5, 1], [3, 1, 1]], VOCABULARY), sampling).generate(make_prompts(0, 1), 0)
-    assert [group.completions[0].ids for group in groups] == [(1, 5), (3,)]
-
-
-def test_without_an_eos_id_only_length_ends_a_completion():
-    groups = make_engine(eos_ids=()).generate(make_prompts(0, 1), draw=0)
-    assert {(len(c.ids), c.ended) for group in groups for c in group.completions} == {(12, "length")}
 
 
 def test_the_ending_token_is_in_the_ids_and_not_in_the_text():
@@ -183,14 +136,6 @@ def test_stop_strings_give_the_same_for_any_number_of_rows(temperature):
         assert "c a" not in completion.text
 
 
-def test_without_a_tokenizer_texts_are_empty():
-    assert {c.text for group in make_engine().generate(make_prompts(0), draw=0) for c in group.completions} == {""}
-
-
-def test_no_prompts_give_no_groups():
-    assert make_engine().generate([], draw=0) == []
-
-
 def test_a_prompt_without_tokens_is_refused_before_anything_is_generated():
     model = TableModel(table())
     with pytest.raises(DataError, match=r"prompt 4 .*no tokens"):
@@ -215,50 +160,6 @@ def test_logits_that_are_not_finite_are_an_error():
         make_engine(TableModel(broken)).generate(make_prompts(0), draw=0)
 
 
-def test_what_a_finished_row_draws_is_not_judged():
-    poisoned = table()
-    poisoned[3] = torch.nan  # only an ended row ever looks behind an EOS
-    groups = make_engine(TableModel(poisoned), eos_ids=(3,)).generate(make_prompts(*range(6)), draw=0)
-    assert any(completion.ended == "eos" for group in groups for completion in group.completions)
-
-
-def test_generating_without_a_policy_is_an_error():
-    with pytest.raises(RuntimeError, match="follow"):
-        InProcessEngine(Sampling()).generate(make_prompts(0), draw=0)
-
-
-def test_following_another_policy_changes_what_is_sampled():
-    engine = make_engine()
-    before = engine.generate(make_prompts(0), draw=0)
-    engine.follow(LocalWeights(TableModel(table(seed=1)), version=1))
-    after = engine.generate(make_prompts(0), draw=0)
-    assert before != after
-    assert {completion.policy_version for completion in after[0].completions} == {1}
-
-
-def test_a_large_vocabulary_is_sampled_in_slices_with_the_same_result(monkeypatch):
-    model = TableModel(table(vocabulary=300))
-    prompts = make_prompts(0, 1, 2)
-    whole = make_engine(model).generate(prompts, draw=0)
-    monkeypatch.setattr("oncurve.models.decode.host_loop._LOGITS_AT_ONCE", 300 * 5)
-    assert make_engine(model).generate(prompts, draw=0) == whole
-
-
-def test_more_positions_than_one_block_of_uniforms():
-    sampling = Sampling(group_size=2, max_new_tokens=150)
-    group = make_engine(sampling=sampling, eos_ids=()).generate(make_prompts(4), draw=2)[0]
-    for index, completion in enumerate(group.completions):
-        expected = plain_rollout.complete(table().tolist(), group.prompt.ids[-1], (5, 2, 4, index), set(), 150, 1.0)
-        assert list(completion.ids) == expected[0]
-
-
-def test_stop_strings_without_a_tokenizer_are_refused():
-    with pytest.raises(ConfigError, match="need a tokenizer"):
-        InProcessEngine(Sampling(stop=("x",)))
-    with pytest.raises(ConfigError, match="need a tokenizer"):
-        make_engine().generate(make_prompts(0), 0, Sampling(stop=("x",)))
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -273,11 +174,3 @@ def test_stop_strings_without_a_tokenizer_are_refused():
 def test_impossible_sampling_settings_are_refused(settings):
     with pytest.raises(ValueError):
         Sampling(**settings)
-
-
-def test_a_rollout_leaves_the_module_able_to_learn():
-    module = torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, 4), torch.nn.Linear(4, VOCABULARY))
-    engine = make_engine(GenericModel(module))
-    engine.generate(make_prompts(0, 1), draw=0)
-    module(torch.tensor([[1, 2]])).sum().backward()
-    assert all(parameter.grad is not None for parameter in module.parameters())

@@ -7,7 +7,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from fakes.tolerance import assert_close
-from oncurve.base.errors import DataError
 from oncurve.models import LocalWeights
 from oncurve.models.causal import CausalModel
 from oncurve.models.generic import GenericModel
@@ -93,9 +92,3 @@ def test_compacting_rows_of_many_lengths_changes_nothing(path):
     for group in groups:
         for completion, expected in zip(group.completions, teacher_forced(module, group, 1.0), strict=True):
             assert_close(torch.tensor(completion.logprobs), expected)
-
-
-def test_a_transformers_model_knows_how_many_positions_it_has(stories):
-    module, _ = stories
-    with pytest.raises(DataError, match=r"rows of at most 513: set rollout.max_new_tokens to 512"):
-        rollout(GenericModel(module), [Prompt(0, "", (1,))], Sampling(max_new_tokens=513))

@@ -1,11 +1,15 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from fakes.scripted import ByteTokenizer
 from fakes.tolerance import assert_close
+from oncurve.base.errors import ConfigError
 from oncurve.randomness import uniform
-from oncurve.rollout import sampler
 from oncurve.rollout.sampler import greedy, sample
+from oncurve.rollout.stopping import StopSearch, StopTable
 from oracles import plain_sampler
 
 SMALLEST, LARGEST = 2.0**-53, 1 - 2.0**-53  # the least and greatest uniform there is
@@ -49,16 +53,6 @@ def test_frequencies_are_the_distributions(vocabulary, temperature):
     assert chi_square < freedom + 4 * (2 * freedom) ** 0.5
 
 
-@pytest.mark.parametrize("vocabulary", [16, 130, 512, 8192])
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_logprobs_are_the_log_softmax_in_fp32(vocabulary, temperature):
-    logits = normal(64, vocabulary, torch.float32)
-    ids, logprobs = sample(logits, uniforms(64), temperature)
-    expected = torch.log_softmax(logits / temperature, -1).gather(1, ids[:, None]).squeeze(1)
-    assert logprobs.dtype == torch.float32
-    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
-
-
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), vocabulary=st.sampled_from([3, 128, 129, 140, 256, 333]))
 def test_impossible_tokens_are_never_drawn(data, vocabulary):
@@ -86,16 +80,6 @@ def test_greedy_takes_the_maximum_and_records_the_logprob_at_temperature_1():
         torch.testing.assert_close(logprobs, torch.tensor([-0.40760596, -0.40760596]))
 
 
-def test_logprobs_of_the_worked_example():
-    logits = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64).expand(3, -1)
-    u = torch.tensor([0.3, 0.8, 0.95], dtype=torch.float64)
-    ids, logprobs = sample(logits, u)
-    assert ids.tolist() == [0, 1, 2]
-    torch.testing.assert_close(logprobs, torch.tensor([-0.40760596, -1.40760596, -2.40760596]).double())
-    assert sample(logits[:1], u[:1], 0.5)[1].item() == pytest.approx(-0.14293163)
-    assert sample(logits[:1], u[:1], 0.6)[1].item() == pytest.approx(-0.2025731)
-
-
 @pytest.mark.parametrize("vocabulary", [7, 300])
 def test_a_nan_shows_in_the_logprob_and_the_id_stays_in_range(vocabulary):
     logits = normal(2, vocabulary, torch.float32)
@@ -106,23 +90,106 @@ def test_a_nan_shows_in_the_logprob_and_the_id_stays_in_range(vocabulary):
     assert 0 <= ids[1] < vocabulary
 
 
-@pytest.mark.parametrize("vocabulary", [130, 512])
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_few_rows_at_a_time_draw_the_same(monkeypatch, vocabulary, temperature):
-    logits, u = normal(10, vocabulary, torch.float32), uniforms(10)
-    whole = sample(logits, u, temperature)
-    monkeypatch.setattr(sampler, "_AT_ONCE", 3 * vocabulary)
-    ids, logprobs = sample(logits, u, temperature)
-    assert torch.equal(ids, whole[0])
-    assert_close(logprobs, whole[1])
+def written(tokens, rows):
+    """How a search reads the rows of `tokens (t, n)`."""
+    return lambda index, start: tokens[start:, rows[index]].tolist()
 
 
-@pytest.mark.parametrize("vocabulary", [100, 300])
-@pytest.mark.parametrize("temperature", [0, 0.7, 1.0])
-def test_half_precision_logits_are_widened_first(vocabulary, temperature):
-    logits, u = normal(50, vocabulary).bfloat16(), uniforms(50)
-    ids, logprobs = sample(logits, u, temperature)
-    assert logprobs.dtype == torch.float32
-    expected = torch.log_softmax(logits.float() / (temperature or 1.0), -1).gather(1, ids[:, None]).squeeze(1)
-    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
-    assert torch.equal(ids, sample(logits.float(), u, temperature)[0])
+def run(tokenizer, stop, ids, prompt=()):
+    """Feed one completion token by token: (tokens used, text), or None where no stop string came."""
+    search = StopSearch(StopTable(tokenizer, stop), [tuple(prompt)])
+    tokens = torch.tensor(ids)[:, None]
+    for position in range(len(ids)):
+        found = search.finished(torch.tensor([0]), tokens[position], written(tokens[: position + 1], [0]))
+        if found:
+            return position + 1, found[0]
+    return None
+
+
+def plain_run(tokenizer, stop, ids, prompt=()):
+    """The same by decoding everything at every token."""
+    before = tokenizer.decode(list(prompt), skip_special_tokens=True)
+    for used in range(1, len(ids) + 1):
+        text = tokenizer.decode([*prompt, *ids[:used]], skip_special_tokens=True)[len(before) :]
+        starts = [text.find(string) for string in stop if string in text]
+        if starts:
+            return used, text[: min(starts)]
+    return None
+
+
+def test_a_stop_string_may_span_tokens_and_end_inside_one():
+    tokenizer = ByteTokenizer(["Quest", "ion: what"])
+    ids = [*b"4\n", 256, 257]
+    assert run(tokenizer, ("Question:",), ids) == (4, "4\n")
+    assert run(tokenizer, ("4\nQ",), ids) == (3, "")
+    assert run(tokenizer, ("Answer:",), ids) is None
+
+
+def test_the_prompt_is_not_searched_but_its_end_gives_the_completion_its_spaces():
+    assert run(ByteTokenizer(), ("ab",), list(b"bab"), prompt=b"a") == (3, "b")
+
+
+def test_a_special_token_as_a_stop_string_is_refused_with_the_mend():
+    with pytest.raises(ConfigError, match=r"'<eos>' is a special token.*eos_ids = \[256\]"):
+        StopTable(ByteTokenizer(), ("x", "<eos>"))
+
+
+PIECES = st.lists(st.sampled_from(["a", "b", "ab", " ", "é", "日", "本日", "🙂", "</s", "s>", "\n", "ba "]), min_size=1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    pieces=PIECES,
+    cuts=st.sets(st.integers(1, 60)),
+    prompt=st.sampled_from([b"", b"ab", b"q: "]),
+    stop=st.sets(st.sampled_from(["ab", "日", "🙂a", "</s>", "\n", "é", "a b", " "]), min_size=1),
+)
+def test_any_split_of_any_text_stops_where_whole_decoding_does(pieces, cuts, prompt, stop):
+    data = "".join(pieces).encode()
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    chunks = [data[a:b] for a, b in pairwise(bounds)]
+    tokenizer = ByteTokenizer(chunks)
+    ids = [256 + index for index in range(len(chunks))]
+    assert run(tokenizer, sorted(stop), ids, prompt) == plain_run(tokenizer, sorted(stop), ids, prompt)
+
+
+@settings(max_examples=100)
+@given(
+    pieces=st.lists(
+        st.sampled_from([b"ab", "日".encode(), "🙂".encode(), b"\xff" * 40, b"\xf0\x9f" * 20, b"\xe6", b"\n"])
+    ),
+    stop=st.sets(st.sampled_from(["ab", "日", "🙂a", "日ab", "b\n", "\n"]), min_size=1),
+)
+def test_bytes_that_are_no_characters_hide_no_stop_string(pieces, stop):
+    ids = list(b"".join(pieces))
+    assert run(ByteTokenizer(), sorted(stop), ids) == plain_run(ByteTokenizer(), sorted(stop), ids)
+
+
+@pytest.mark.parametrize("byte", [b"\xff", b"\xe6", b"a", b"\n"])
+def test_a_growing_text_is_decoded_in_linear_time_whatever_is_written(byte):
+    def decoded(count):
+        tokenizer = ByteTokenizer()
+        counted = []
+        decode = tokenizer.decode
+        tokenizer.decode = lambda ids, **options: counted.append(len(ids)) or decode(ids, **options)
+        assert run(tokenizer, ("\n\n\n!",), list(byte * count)) is None
+        return sum(counted)
+
+    assert decoded(1600) < 3 * decoded(800)
+
+
+@pytest.fixture(scope="session")
+def stories_tokenizer(test_data):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(test_data / "models" / "stories260k")
+
+
+@pytest.mark.parametrize("stop", [("Lily",), (" big",), ("dog.\n", "cat "), ("é",), ("🙂!", "世界"), (" ",)])
+def test_a_real_tokenizer_with_word_marks_and_byte_fallback(stories_tokenizer, stop):
+    prompt = stories_tokenizer.encode("Once upon a time")
+    text = " there was a big dog.\nLily saw the café 世界 🙂! and the cat ran."
+    ids = stories_tokenizer.encode("time" + text, add_special_tokens=False)[len(stories_tokenizer.encode("time")) :]
+    expected = plain_run(stories_tokenizer, stop, ids, prompt)
+    assert run(stories_tokenizer, stop, ids, prompt) == expected
+    assert expected[1] == text[: min(text.find(string) for string in stop if string in text)]

@@ -57,8 +57,3 @@ def test_a_state_in_parts_does_not_become_a_whole_one_nor_the_other_way_round(ot
     with pytest.raises(ConfigError, match=r"cluster\.sharding: cannot become .* in a resume: .* begin a new run"):
         check_changes(before, now, changes, done=1)
     check_changes(before, now, changes, done=0)  # there is no checkpoint yet
-
-
-def test_processes_come_and_go() -> None:
-    before, now = (load_config(None, [RECIPE, word])[0] for word in ("cluster.learner_ranks=2", "cluster.kind=none"))
-    check_changes(before, now, changes_between(before, now), done=1)

@@ -100,24 +100,6 @@ def test_a_folder_that_is_not_the_beginning_of_a_run_is_not_taken(tmp_path: Path
     assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == others
 
 
-def test_a_beginning_is_no_run_to_resume_and_says_so(tmp_path: Path) -> None:
-    RunDirectory.create(tmp_path / "run", {}).close()
-    with pytest.raises(RunDirectoryError, match="killed before its first step"):
-        RunDirectory.check_run(tmp_path / "run")
-
-
-@pytest.mark.parametrize("existing", [False, True])
-def test_what_was_begun_can_be_taken_back(tmp_path: Path, existing: bool) -> None:
-    path = tmp_path / "run"
-    if existing:
-        path.mkdir()
-    run = RunDirectory.create(path, {})
-    run.keep_identity({"id": "1"})
-    run.abandon()
-    assert path.exists() == existing
-    assert not existing or not any(path.iterdir())
-
-
 def test_a_run_is_held_once_and_again_when_it_was_let_go(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     with pytest.raises(RunDirectoryError, match="in use by another oncurve run"):
@@ -188,12 +170,6 @@ def test_a_lock_is_never_cut_off(tmp_path: Path) -> None:
     RunDirectory.open(path).close()
     assert (path / LOCK).read_bytes() == b"somebody's words"
     assert stat.S_ISREG((path / LOCK).lstat().st_mode)
-
-
-def test_a_whole_run_behind_a_link_is_as_good_as_any(tmp_path: Path) -> None:
-    begun(tmp_path / "run").close()
-    (tmp_path / "latest").symlink_to("run")
-    RunDirectory.open(tmp_path / "latest").close()
 
 
 HOUSEKEEPING = {
@@ -286,13 +262,3 @@ def test_a_folder_that_is_replaced_while_the_model_loads_is_not_taken_for_the_ru
         shutil.copytree(tmp_path / "there", tmp_path / "run")
         with pytest.raises(LostFileError, match="after it was opened"):
             run.check_kept()
-
-
-def test_a_change_is_noted_even_where_the_environment_is_damaged(tmp_path: Path) -> None:
-    run = begun(tmp_path / "run")
-    (run.path / "environment.json").write_bytes(b'{"torch": ')
-    run.note(3, ["kl.coef: was 0.1, is 0.2"])
-    run.note(5, ["kl.coef: was 0.2, is 0.3"])
-    found = durable.read_json(run.path / "environment.json")
-    assert [note["after_step"] for note in found["changed"]] == [3, 5]
-    run.close()

@@ -5,10 +5,7 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
 from oncurve import durable
-from oncurve.base.errors import RunDirectoryError
 from oncurve.run import list_runs, table_of
 
 CONFIG = "[run]\nsteps = 20\n[checkpoint]\nbest = 'eval/reward'\n"
@@ -57,10 +54,3 @@ def test_a_run_is_listed_by_itself_and_what_is_inside_of_one_is_not(tmp_path: Pa
     lay_out(tmp_path / "run" / "inner")
     assert [run.path for run in list_runs(tmp_path / "run")] == [tmp_path / "run"]
     assert [run.path for run in list_runs(tmp_path)] == [tmp_path / "run"]
-
-
-def test_no_runs_are_a_sentence_and_no_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "There are no runs here" in table_of(list_runs())
-    with pytest.raises(RunDirectoryError, match="nowhere is not a folder"):
-        list_runs(Path("nowhere"))

@@ -32,10 +32,6 @@ def test_a_run_has_the_names_of_recipe_and_model(recipe: str, model: str, name: 
     assert run_name(recipe, config(model)) == name
 
 
-def test_a_name_of_its_own_is_taken_as_it_is() -> None:
-    assert run_name("gsm8k", config("Qwen/Qwen2.5-0.5B", "First Try")) == "First Try"
-
-
 def test_a_taken_name_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for expected in ("runs/x", "runs/x-2", "runs/x-3"):

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from oncurve.base.errors import ConfigError
 from oncurve.tasks import ArithmeticTask
 from oncurve.tasks.arithmetic import (
     GAINS,
@@ -14,9 +13,7 @@ from oncurve.tasks.arithmetic import (
     answer_of,
     check_steps,
     is_correct,
-    problem,
     problems,
-    read_question,
     solution,
     split_of,
 )
@@ -65,17 +62,6 @@ def test_solutions_are_right_line_by_line_in_every_style(style):
         assert all(ok for _, ok in check_steps(text, item.question))
 
 
-def test_the_styles_of_the_worked_example():
-    assert solution(BEADS, "steps") == "7*8=56\n56+31=87\n87-19=68\n68+25=93\n#### 93"
-    assert solution(BEADS, "pairs") == "7*8+31=87\n87-19+25=93\n#### 93"
-    assert solution(BEADS, "leap") == "7*8+31-19+25=93\n#### 93"
-
-
-def test_a_problem_is_a_function_of_split_seed_and_index():
-    assert problems("train", 5, seed=1)[3] == problem("train", 3, seed=1) == problems("train", 1, seed=1, start=3)[0]
-    assert problem("train", 0, seed=1) != problem("train", 0, seed=2)
-
-
 def test_golden_problems():
     assert [item.question for item in problems("test", 2)] == [
         "Sam has 4 bags of 8 nuts. He finds 7 and loses 37. How many nuts now?",
@@ -83,19 +69,9 @@ def test_golden_problems():
     ]
 
 
-def test_an_unknown_split_is_refused():
-    with pytest.raises(ConfigError, match='"train" or "test"'):
-        problem("dev", 0)
-
-
 def test_each_problem_is_in_the_split_its_numbers_say():
     for split in ("train", "test"):
         assert all(split_of(p.bags, p.each, p.changes) == split for p in problems(split, 500, seed=9))
-
-
-def test_the_split_knows_no_order_of_the_numbers():
-    for item in problems("test", 100):
-        assert split_of(item.each, item.bags, item.changes[::-1]) == "test"
 
 
 def numbers(item):
@@ -114,13 +90,6 @@ def test_held_out_problems_occur_in_no_training_stream():
 def test_held_out_problems_do_not_occur_in_all_that_the_tiny_model_was_pretrained_on():
     forbidden = {numbers(item) for item in problems("test", 1024)}
     assert forbidden.isdisjoint(numbers(item) for item in problems("train", 98_304, 1_000_003))
-
-
-def test_questions_are_read_back():
-    for item in problems("train", 200, seed=7):
-        assert read_question(item.question) == read_question(item.prompt) == item
-    with pytest.raises(ValueError, match="not a question"):
-        read_question("What is love?")
 
 
 @pytest.mark.parametrize(
@@ -172,12 +141,6 @@ def test_only_the_right_number_is_correct():
 def test_the_step_checker_finds_the_first_wrong_step(lines, right):
     steps = check_steps("\n".join(lines), BEADS.question)
     assert [ok for _, ok in steps] == right
-
-
-def test_steps_end_after_their_line_and_blank_lines_are_none():
-    text = "7*8=56\n\n56+31=87\n"
-    assert check_steps(text, BEADS.question) == [(7, True), (17, True)]
-    assert check_steps("", BEADS.question) == []
 
 
 def test_the_task_gives_rows_and_its_test_rows_do_not_depend_on_the_seed():

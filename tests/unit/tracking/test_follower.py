@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oncurve.tracking import CompletionRow, TrackedRun, Tracking, TrackingSettings, follower as module
-from oncurve.tracking.follower import GIVES_UP_AFTER, TABLES_KEPT, Follower
+from oncurve.tracking.follower import GIVES_UP_AFTER, Follower
 
 ROW = CompletionRow("a", "b", 1.0, 0.5, "", 1, "eos")
 
@@ -160,43 +160,3 @@ def test_a_tracker_that_hangs_holds_neither_a_step_nor_the_end_up(tmp_path: Path
     answers.set()
     assert tracking.close(30) == ["hangs: https://service/run"]
     assert service.steps == [1, 2]
-
-
-def test_tables_that_wait_are_few(tmp_path: Path) -> None:
-    answers = threading.Event()
-
-    class Late(Client):
-        def begin(self, run: TrackedRun) -> int:
-            answers.wait()
-            return 0
-
-    service = Service()
-    follower = Follower("late", lambda: Late(service), run_in(tmp_path), log_of(tmp_path, 50))
-    for step in range(1, 51):
-        follower.recorded(step, (ROW,))
-    answers.set()
-    follower.end()
-    assert follower.wait(30) is None
-    assert service.steps == list(range(1, 51))
-    assert service.tables == list(range(51 - TABLES_KEPT, 51))
-
-
-def test_a_tracker_is_told_which_of_its_points_are_the_runs(tmp_path: Path) -> None:
-    """At first the step of the checkpoint; after a failure the last step that was shown."""
-    told: list[int] = []
-
-    class Remembers(Client):
-        def begin(self, run: TrackedRun) -> int:
-            told.append(run.step)
-            return super().begin(run)
-
-    service = Service((4,))
-    service.steps = [1, 2]
-    follower = Follower("remembers", lambda: Remembers(service), run_in(tmp_path, 2), log_of(tmp_path, 6))
-    follower.recorded(6)
-    while follower.shown < 6:
-        threading.Event().wait(0.001)
-    follower.end()
-    assert follower.wait(30) is None
-    assert service.steps == [1, 2, 3, 4, 5, 6]
-    assert told == [2, 4]

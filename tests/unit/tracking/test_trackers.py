@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from oncurve.tracking import TRACKER_KINDS, CompletionRow, TrackedRun, TrackingSettings
+from oncurve.base.errors import ConfigError
+from oncurve.config import load_config
+from oncurve.run.tracking import check_tracking
+from oncurve.tracking import TRACKER_KINDS, CompletionRow, TrackedRun, TrackingSettings, protocol
 from oncurve.tracking.follower import Follower
 from oncurve.tracking.tensorboard import FOLDER
 from oncurve.tracking.wandb import last_step, records
@@ -120,13 +123,6 @@ def test_every_step_is_shown_once_also_those_that_come_again(kind: str, tmp_path
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_the_evaluation_before_training_is_step_0_and_shown_once(kind: str, tmp_path: Path) -> None:
-    follow(kind, tmp_path / "run", {0: 0.25, 1: 0.5})
-    follow(kind, tmp_path / "run", {0: 0.25, 1: 0.5, 2: 0.75}, begun_at=0)  # killed before the first checkpoint
-    assert READERS[kind](tmp_path / "run", "reward/mean") == [(0, 0.25), (1, 0.5), (2, 0.75)]
-
-
-@pytest.mark.parametrize("kind", READERS)
 def test_steps_that_a_killed_process_had_not_written_yet_are_shown_from_the_log(kind: str, tmp_path: Path) -> None:
     follow(kind, tmp_path / "run", {1: 0.5, 2: 0.25})
     follow(kind, tmp_path / "run", {step: step * 0.5 for step in range(1, 7)}, begun_at=6)
@@ -146,14 +142,6 @@ def test_tensorboard_has_configuration_and_completions_as_text(tmp_path: Path) -
     assert '"learning_rate": 1e-06' in config
     assert '"one"' in config
     assert events.summary_metadata["completions"].plugin_data.plugin_name == "text"
-
-
-def test_tensorboard_goes_on_after_an_event_that_was_torn(tmp_path: Path) -> None:
-    follow("tensorboard", tmp_path / "run", dict.fromkeys(range(1, 4), 0.5))
-    (file,) = (tmp_path / "run" / FOLDER).iterdir()
-    file.write_bytes(file.read_bytes()[:-10])
-    follow("tensorboard", tmp_path / "run", dict.fromkeys(range(1, 6), 0.5), begun_at=3)
-    assert tensorboard_points(tmp_path / "run", "reward/mean") == [(step, 0.5) for step in range(1, 6)]
 
 
 def test_wandb_has_configuration_tags_and_completions(tmp_path: Path) -> None:
@@ -178,14 +166,56 @@ def test_wandb_has_configuration_tags_and_completions(tmp_path: Path) -> None:
     assert json.loads(table.read_text())["data"] == [list(row) for row in ROWS]
 
 
-def test_trackio_has_configuration_tags_and_completions(tmp_path: Path) -> None:
-    from trackio import Api
+TRACKER = """
+class Mine:
+    def begin(self, run): return 0
+    def groups(self, step, rows): pass
+    def metrics(self, step, metrics): pass
+    def close(self): pass
 
-    follow("trackio", tmp_path / "run", dict.fromkeys(range(1, 6), 0.0))
-    (run,) = Api().runs("tests")
-    assert run.name == "my run-012345"
-    assert run.config["learner"] == {"learning_rate": 1e-6}
-    assert run.config["tags"] == ["one", "two"]
-    tables = {row["step"]: row["completions"] for row in trackio_rows(tmp_path) if "completions" in row}
-    assert [list(row.values()) for row in tables.pop(4)["_value"]] == [list(row) for row in ROWS]
-    assert not tables
+class Half:
+    def begin(self, run): return 0
+
+def function(): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ('tracking.to=["tensorbord"]', "unknown tracker 'tensorbord'; did you mean 'tensorboard'?"),
+        ('tracking.to=["mine.py:Half"]', "lacks groups and metrics and close, so it is no tracker"),
+        ('tracking.to=["mine.py:function"]', "is no class"),
+        ('tracking.to=["mine.py:Min"]', "did you mean 'Mine'?"),
+        ('tracking.to=["none.py:Mine"]', "none.py"),
+        ('tracking.to=["wandb","wandb"]', "wandb stands there twice"),
+        ('tracking.too=["wandb"]', "did you mean 'to'?"),
+    ],
+)
+def test_a_wrong_tracker_is_refused_by_its_name(
+    said: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(TRACKER)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"tracking\.to") as refused:
+        check_tracking(load_config("grpo", [said])[0])
+    assert expected in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "find_spec", lambda name: None)
+    for name in ("tensorboard", "wandb", "trackio"):
+        with pytest.raises(ConfigError, match=rf"{name} is not installed: pip install 'oncurve\[{name}\]'"):
+            check_tracking(load_config("grpo", [f'tracking.to=["{name}"]'])[0])
+
+
+def test_wandb_online_needs_a_key_and_offline_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="wandb login"):
+        check_tracking(load_config("grpo", ['tracking.to=["wandb"]'])[0])
+    check_tracking(load_config("grpo", ['tracking.to=["wandb"]', "tracking.mode=offline"])[0])
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check_tracking(load_config("grpo", ['tracking.to=["wandb"]'])[0])

@@ -1,6 +1,5 @@
 """What a checkpoint holds: the learner's files, what is stored once, and the outer loop's own."""
 
-import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ from oncurve import durable
 from oncurve.base.errors import CheckpointError
 from oncurve.learner import LearnerConfig, LocalLearner, ReferenceSettings
 from oncurve.losses import Clipped, KLPenalty, Regularizer
-from oncurve.trainer import Checkpoints, ReferenceSchedule, StepResult, TrainerState
+from oncurve.reward_models.replay import FILE, Replay
+from oncurve.trainer import Checkpoints, OuterLoop, ReferenceSchedule, StepResult, TrainerState
+from oncurve.types import LabelledSteps, PreferencePair
 
 GROUPS = random_groups()
 
@@ -73,32 +74,6 @@ def test_a_reference_is_stored_again_when_it_has_moved_and_goes_with_the_last_th
     assert frozen(tmp_path) == {moved[0]}
 
 
-def test_a_reference_that_does_not_move_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    learner, checkpoints = make_learner(), Checkpoints(tmp_path, keep=1)
-    name = save(checkpoints, learner, 1)
-    resumed = Checkpoints(tmp_path, keep=1)
-    resumed.restore(learner, still(learner))
-    monkeypatch.setattr(durable, "store", None)
-    assert save(checkpoints, learner, 2) == save(resumed, learner, 3) == name
-    assert frozen(tmp_path) == {name}
-
-
-def test_what_a_kept_checkpoint_names_stays_even_if_it_is_damaged(tmp_path: Path) -> None:
-    learner, checkpoints = make_learner(learning_rate=0.1), Checkpoints(tmp_path, keep=1)
-    save(checkpoints, learner, 1)
-    learner.update(finished(learner, GROUPS))
-    learner.move_reference(1.0)
-    second = save(checkpoints, learner, 9)
-    (tmp_path / "step-000009" / "learner.safetensors").write_bytes(b"torn")
-    learner.update(finished(learner, GROUPS))
-    learner.move_reference(1.0)
-    third = save(checkpoints, learner, 8)  # as a run does that went back to an older one
-    assert frozen(tmp_path) == {second, third}
-    (tmp_path / "step-000009" / "state.json").unlink()
-    assert save(checkpoints, learner, 8) == third
-    assert frozen(tmp_path) == {third}
-
-
 @pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
 def test_a_restored_reference_is_the_one_of_that_step(tmp_path: Path, compute_dtype: torch.dtype | None) -> None:
     settings = {"dtype": torch.float32, "compute_dtype": compute_dtype, "learning_rate": 0.1}
@@ -118,15 +93,6 @@ def test_a_restored_reference_is_the_one_of_that_step(tmp_path: Path, compute_dt
         (tmp_path / f"step-{step:06d}" / "learner.safetensors").write_bytes(b"torn")
 
 
-def test_a_checkpoint_without_a_reference_gets_one_when_there_is_one(tmp_path: Path) -> None:
-    bare, learner = make_learner(kl_coef=0.0), make_learner()
-    assert save(Checkpoints(tmp_path, keep=1), bare, 1) == "None"
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.restore(learner, still(learner))
-    name = save(checkpoints, learner, 2)
-    assert frozen(tmp_path) == {name}
-
-
 def test_what_the_outer_loop_saves_comes_back_and_the_manifest_covers_it(tmp_path: Path) -> None:
     learner = make_learner()
     path = Checkpoints(tmp_path, keep=1).save(learner, Memory(2.0), TrainerState(step=1), {})
@@ -138,36 +104,6 @@ def test_what_the_outer_loop_saves_comes_back_and_the_manifest_covers_it(tmp_pat
     (path / "outer" / "kept.safetensors").write_bytes(b"torn")
     with pytest.raises(CheckpointError, match=r"no checkpoint verifies.*outer/kept"):
         Checkpoints(tmp_path, keep=1).restore(learner, other)
-
-
-def test_an_outer_loop_that_saves_nothing_leaves_nothing_and_one_that_expects_something_is_told(tmp_path: Path) -> None:
-    learner = make_learner()
-    path = Checkpoints(tmp_path, keep=1).save(learner, still(learner), TrainerState(step=1), {})
-    assert sorted(file.name for file in path.iterdir()) == ["learner.safetensors", "manifest.json", "state.json"]
-    assert record_of(path)["outer"] == {}
-    with pytest.raises(CheckpointError, match=r"lacks 'draws': a run with other settings wrote it"):
-        Checkpoints(tmp_path, keep=1).restore(learner, Memory())
-
-
-def test_a_checkpoint_of_an_older_format_is_refused_with_both_formats(tmp_path: Path) -> None:
-    learner = make_learner()
-    durable.write_directory(tmp_path / "step-000004", {"state.json": durable.to_json({"format": 2})})
-    with pytest.raises(CheckpointError, match=r"format 2, and this oncurve reads format 3") as caught:
-        Checkpoints(tmp_path, keep=1).restore(learner, still(learner))
-    assert "\n" not in str(caught.value)
-
-
-def test_what_fails_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
-    learner = make_learner()
-    save(Checkpoints(tmp_path, keep=1), learner, 1)
-
-    def fails(folder: Path) -> dict[str, Any]:
-        durable.save_tensors(folder / "learner.safetensors", {"one": torch.ones(3)})
-        raise OSError(errno.ENOSPC, "full")
-
-    with pytest.raises(durable.StorageError, match=r"step-000002 cannot be written.*free some space and resume"):
-        Checkpoints(tmp_path, keep=1).write(2, fails)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["frozen", "step-000001"]
 
 
 def test_frozen_weights_are_stored_once_for_all_checkpoints_and_come_back(tmp_path: Path) -> None:
@@ -215,3 +151,97 @@ def test_a_damaged_reference_costs_the_checkpoints_that_name_it_and_no_others(tm
     (tmp_path / "frozen" / first).unlink()
     with pytest.raises(CheckpointError, match=r"no checkpoint verifies.*is missing"):
         Checkpoints(tmp_path, keep=2).restore(learner, still(learner))
+
+
+def moves(outer: ReferenceSchedule, steps: int, begun: int = 1) -> list[int]:
+    """The steps (from 1) that began with a move; each is begun `begun` times."""
+    found = []
+    for done in range(steps):
+        for _ in range(begun):
+            outer.before_step(TrainerState(step=done))
+        if outer.after_step(result(done + 1)).metrics.get("reference/moved"):
+            found.append(done + 1)
+    return found
+
+
+def result(step: int) -> StepResult:
+    return StepResult(step, {}, (), ())
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"), [(0, []), (1, [2, 3, 4, 5, 6, 7]), (2, [3, 5, 7]), (3, [4, 7]), (6, [7]), (7, [])]
+)
+@pytest.mark.parametrize("begun", [1, 3])
+def test_it_moves_after_every_so_many_steps_and_once_for_a_step_that_is_begun_again(
+    every: int, steps: list[int], begun: int
+) -> None:
+    learner = make_learner()
+    outer: OuterLoop = ReferenceSchedule(ReferenceSettings(every=every, mixup_alpha=0.5), learner)
+    assert moves(outer, 7, begun) == steps
+    assert learner.reference.version == len(steps)
+
+
+def pairs(name: str, count: int) -> list[PreferencePair]:
+    return [PreferencePair(f"{name}{n}", "ü", "no", n / 4) for n in range(count)]
+
+
+def filled() -> Replay:
+    replay = Replay(pairs("history", 5))
+    replay.add(1, pairs("one", 10), held_out=False)
+    replay.add(1, pairs("held", 3), held_out=True)
+    replay.add(2, pairs("two", 10), held_out=False)
+    return replay
+
+
+def test_examples_are_kept_by_iteration() -> None:
+    replay = filled()
+    assert replay.of(1) == pairs("one", 10)
+    assert replay.of(1, held_out=True) == pairs("held", 3)
+    assert replay.of(2) == pairs("two", 10)
+    assert replay.of(3) == []
+    assert replay.earlier(1) == pairs("history", 5)
+    assert replay.earlier(2) == pairs("history", 5) + pairs("one", 10)
+    assert replay.earlier(3) == pairs("history", 5) + pairs("one", 10) + pairs("two", 10)
+
+
+@pytest.mark.parametrize(
+    ("share", "counts"), [(0.0, (0, 0, 0)), (0.1, (0, 2, 2)), (0.3, (2, 4, 8)), (1.0, (5, 15, 25))]
+)
+def test_a_share_of_all_earlier_examples_is_replayed(share: float, counts: tuple[int, ...]) -> None:
+    replay = filled()
+    for iteration, count in zip((1, 2, 3), counts, strict=True):  # rounded halves go to the even number
+        drawn = replay.replayed(iteration, share, seed=7)
+        assert len(drawn) == count
+        asked = [example.prompt for example in drawn]
+        earlier = [example.prompt for example in replay.earlier(iteration)]
+        assert asked == [prompt for prompt in earlier if prompt in asked], "in the order in which they were made, once"
+        assert not set(asked) & {example.prompt for example in replay.of(iteration)}
+        assert not any(prompt.startswith("held") for prompt in asked)
+
+
+def on_disk(folder: Path, offset: int | None = None) -> Replay:
+    replay = Replay()
+    replay.folder = folder
+    if offset is not None:
+        replay.open(offset)
+    return replay
+
+
+def test_the_log_comes_back_whole_and_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
+    steps = [LabelledSteps(({"role": "user", "content": "2+2?"},), "4\n4", (2, 3), (0.25, None))]
+    first = on_disk(tmp_path)
+    assert first.stored_bytes() == 0
+    first.add(1, pairs("one", 3), held_out=False)
+    first.add(1, steps, held_out=True)
+    kept = first.stored_bytes()
+    assert kept == (tmp_path / FILE).stat().st_size > 0
+    first.add(2, pairs("lost", 2), held_out=False)
+    first.close()
+    again = on_disk(tmp_path, kept)
+    assert again.of(1) == pairs("one", 3)
+    assert again.of(1, held_out=True) == steps
+    assert again.of(2) == []
+    assert (tmp_path / FILE).stat().st_size == again.stored_bytes() == kept
+    again.add(2, pairs("two", 1), held_out=False)
+    again.close()
+    assert on_disk(tmp_path, kept + len((tmp_path / FILE).read_bytes()[kept:])).of(2) == pairs("two", 1)

@@ -1,7 +1,6 @@
 """Dynamic sampling: which groups are trained on, in which order, and that none is lost or trained on twice."""
 
 import json
-import logging
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -11,16 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from fakes.learning import finished, gradient, make_learner
 from fakes.loops import PROMPTS, make_loop, resumed
-from fakes.tiny_policy import random_groups
+from fakes.tiny_policy import random_groups, tiny_model
 from oncurve import durable
-from oncurve.base.errors import TrainingError
 from oncurve.data import PromptOrder
+from oncurve.learner import LearnerConfig, LocalLearner
+from oncurve.losses import OBJECTIVE_KINDS, Clipped, EntropyBonus, KLPenalty, Regularizer, has_importance_ratio
 from oncurve.metrics import METRICS, Metrics
 from oncurve.report import RolloutFiles
-from oncurve.trainer import Collected, DynamicSampling, TrainerState
-from oncurve.trainer.groups.surplus import SurplusGroup, load_surplus, save_surplus
-from oncurve.types import Completion, Group, Prompt, Score
+from oncurve.rollout import EngineBase
+from oncurve.trainer import Collected, DynamicSampling, EntropyControl, Trainer, TrainerState
+from oncurve.types import Completion, Group, Prompt, Score, TokenStats, TrainBatch
 
 TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
 
@@ -64,21 +65,6 @@ def group(*outcomes: str) -> Group:
 )
 def test_groups_with_right_and_wrong_completions_are_kept(outcomes: tuple[str, ...], kept: bool) -> None:
     assert DynamicSampling(10, right).keeps(group(*outcomes)) == kept
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "kept"),
-    [(("right cut", "wrong"), True), (("right cut", "wrong cut"), False), (("right cut", "wrong read"), False)],
-)
-def test_a_group_without_a_trained_completion_is_not_kept(outcomes: tuple[str, ...], kept: bool) -> None:
-    assert DynamicSampling(10, right, mask_truncated=True).keeps(group(*outcomes)) == kept
-
-
-def test_without_a_verifier_groups_whose_rewards_differ_are_kept() -> None:
-    dynamic = DynamicSampling(10, None)
-    assert dynamic.keeps(group("right", "right"))
-    same = group("right", "right")
-    assert not dynamic.keeps(replace(same, scores=(Score(0.7), Score(0.7))))
 
 
 def collected_of(steps: int, *, dynamic: DynamicSampling | None = None, **settings) -> list[Collected]:
@@ -137,7 +123,7 @@ def _places(now: Collected) -> list[int]:
     return found
 
 
-class Backwards:
+class Backwards(EngineBase):
     """An engine whose groups are complete in the reverse order of the prompts."""
 
     def __init__(self, inner) -> None:
@@ -194,59 +180,6 @@ def test_the_old_log_probs_of_surplus_groups_are_the_samplers() -> None:
     assert torch.equal(batch.old_logprobs[~stale], present[~stale].double())
 
 
-def test_at_the_bound_a_step_trains_on_what_there_is_and_announces_it_once(caplog: pytest.LogCaptureFixture) -> None:
-    loop = make_loop(dynamic=DynamicSampling(1, None))
-    with caplog.at_level(logging.WARNING, "oncurve.trainer"):
-        trained = [loop.step().metrics["groups/trained"] for _ in range(4)]
-    assert min(trained) < 3
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1
-    assert "filter.max_rounds = 1" in said[0]
-
-
-def test_a_step_without_any_group_to_train_on_ends_the_run(tmp_path: Path) -> None:
-    loop = make_loop(tmp_path, DynamicSampling(2, None), reward=lambda completions, prompts: [0.5] * len(completions))
-    with pytest.raises(TrainingError, match=r"none of the 6 groups that were sampled in 2 rounds \(filter\.max_rounds"):
-        loop.train()
-    assert loop.state.step == 0
-    assert len(RolloutFiles(tmp_path).read(1)) == 6
-
-
-def test_without_the_filter_a_step_is_one_round_of_all_groups() -> None:
-    loop = make_loop()
-    for step in range(1, 4):
-        result = loop.step()
-        assert len(result.groups) == 3
-        assert all(rows is not None for rows in result.advantages)
-        assert (loop.state.cursor, loop.state.draw, loop.state.surplus) == (3 * step, step, ())
-        assert "groups/rounds" not in result.metrics
-
-
-def test_surplus_groups_are_the_same_after_a_checkpoint(tmp_path: Path) -> None:
-    steps = {"step_ends": (0, 1), "step_rewards": (0.1, 1 / 3), "step_offsets": (2, 5)}
-    score = Score(1 / 3, True, {"a": None, "b": 0.1}, "none: é\ud800", extras={"a/x": [1, None]}, **steps)
-    score = replace(score, part_steps={"a": ((2, 0.1), (5, 1 / 3))}, weights=(0.1, 2.0))
-    completion = Completion((4, 2), "4\n", (-1 / 3, -1e-300), "stop", 7, 12, (True, False))
-    given = Group(PROMPTS[3], (completion, replace(completion, trained=None)), (score, Score(0.0, False)), draw=11)
-    surplus = (SurplusGroup.of(40, given), *(SurplusGroup.of(i, each) for i, each in enumerate(random_groups())))
-    save_surplus(tmp_path, surplus)
-    state = TrainerState(step=3, cursor=9, surplus=surplus)
-    assert TrainerState.from_json(json.loads(json.dumps(state.to_json())), load_surplus(tmp_path)) == state
-    assert load_surplus(tmp_path / "none") == ()
-
-
-def test_a_group_whose_prompt_has_changed_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    loop = make_loop(dynamic=DynamicSampling(20, None))
-    while not loop.state.surplus:
-        loop.step()
-    (first, *_) = loop.state.surplus
-    loop.state = replace(loop.state, surplus=(replace(first, prompt_ids=(1, 2, 3)),))
-    with caplog.at_level(logging.WARNING, "oncurve.trainer"):
-        result = loop.step()
-    assert result.metrics["groups/sampled"] == len(result.groups) + len(loop.state.surplus)
-    assert "another prompt in its place" in caplog.text
-
-
 def test_a_run_resumed_where_groups_wait_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     dynamic = {"dynamic": DynamicSampling(20, None), "steps": 8}
@@ -276,3 +209,119 @@ def files(run: Path, step: int) -> dict[str, bytes]:
 def metrics(run: Path) -> list[dict[str, float]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+def steps_of(loop: Trainer) -> list[float]:
+    """KL(π_old || π_θ) that each update of one step finds, by way of what it reports."""
+    found, update = [], loop.learner.update
+
+    def watched(minibatch):
+        result = update(minibatch)
+        found.append(result.metrics.result()["policy/kl_old"])
+        return result
+
+    loop.learner.update = watched
+    return found
+
+
+def weights(loop: Trainer) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in loop.learner.optimizer.masters.values()]
+
+
+def make(epochs: int, minibatches: int = 1, **config: object) -> Trainer:
+    return make_loop(config={"ppo_epochs": epochs, "minibatches": minibatches, **config}, learning_rate=0.02)
+
+
+def test_the_updates_after_one_that_is_too_far_are_left_out_and_nothing_else_changes() -> None:
+    free = make(6)
+    found = steps_of(free)
+    result = free.step()
+    assert "optim/updates_left_out" not in result.metrics
+    assert found[0] == 0
+    assert found == sorted(set(found))
+    for made in (2, 4):  # updates 1 to `made` are made: the last of them is the first to find a KL above the target
+        stopped, short = make(6, target_kl=(found[made - 2] + found[made - 1]) / 2), make(made)
+        metrics = stopped.step().metrics
+        short.step()
+        assert metrics["optim/updates"] == made
+        assert metrics["optim/updates_left_out"] == 6 - made
+        assert all(map(torch.equal, weights(stopped), weights(short)))
+        assert stopped.state.step == 1
+
+
+@pytest.mark.parametrize("kind", [kind for kind, made in OBJECTIVE_KINDS.items() if has_importance_ratio(made())])
+def test_the_kl_of_every_objective_is_that_of_its_tokens(kind: str) -> None:
+    """A target in nats per token must mean the same where the ratio in the loss is that of a whole completion."""
+    ratios = torch.tensor([[1.5, 0.5, 1.25], [0.8, 2.0, 7.0]], dtype=torch.float64)
+    old = torch.full_like(ratios, -1.5)
+    batch = TrainBatch(
+        completion_ids=torch.zeros(2, 3, dtype=torch.int64),
+        lengths=torch.tensor([3, 3]),
+        loss_mask=torch.tensor([[True, True, True], [True, True, False]]),
+        valid=torch.tensor([True, True]),
+        group_ids=torch.tensor([0, 0]),
+        prompts=(torch.tensor([1]),),
+        rewards=torch.zeros(2),
+        old_logprobs=old,
+        rollout_logprobs=old,
+        advantages=torch.tensor([[1.0], [-1.0]]).expand(2, 3),
+    )
+    found = OBJECTIVE_KINDS[kind]()(TokenStats(old + ratios.log()), batch).stats["policy/kl_old"][batch.loss_mask]
+    torch.testing.assert_close(found, (ratios - 1 - ratios.log())[batch.loss_mask])
+
+
+def test_the_coefficient_grows_below_the_target_and_counts_only_there() -> None:
+    # by hand, target 0.2, step 0.005: entropies of steps 1 to 6, then c and α of the step after each
+    bonus = EntropyBonus(target=0.2)
+    entropies = [0.15, 0.10, 0.30, 0.20, 0.30, 0.50]
+    expected_c = [0.005, 0.010, 0.005, 0.005, 0.0, 0.0]
+    expected_alpha = [0.005, 0.010, 0.0, 0.005, 0.0, 0.0]
+    control, state, metrics = EntropyControl(bonus), TrainerState(), Metrics()
+    batch = finished(make_learner(kl_coef=0.0), random_groups())
+    assert control.with_coef(batch, state, metrics).entropy_coef.tolist() == [0.0] * batch.size
+    for entropy, c, alpha in zip(entropies, expected_c, expected_alpha, strict=True):
+        state = control.after(state, entropy)
+        assert state.entropy_coef == pytest.approx(c, abs=1e-15)
+        assert control.with_coef(batch, state, metrics).entropy_coef.tolist() == pytest.approx([alpha] * batch.size)
+    assert control.after(state, None) == state
+    assert metrics.result()["policy/entropy_coef"] == 0
+
+
+def steered_learner(**settings: int) -> LocalLearner:
+    regularizer = Regularizer(KLPenalty(coef=0.0), steered=True)
+    return LearnerConfig(**settings).build(tiny_model(), Clipped(), regularizer, temperature=0.7)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.05])
+@pytest.mark.parametrize("tokens", [8, 10**6])
+def test_its_gradient_is_that_of_the_constant_bonus_in_any_split(alpha: float, tokens: int) -> None:
+    constant = make_learner(kl_coef=0.0, entropy_coef=alpha)
+    batch = finished(constant, random_groups(rewards=[[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 0]]))
+    given = batch.having(entropy_coef=torch.full((batch.size,), alpha, dtype=torch.float64))
+    found = gradient(steered_learner(tokens_per_micro_batch=tokens), given)
+    torch.testing.assert_close(found, gradient(constant, batch), atol=1e-13, rtol=1e-10)
+
+
+def loop_of(bonus: EntropyBonus, folder: Path | None = None, constant: bool = False, **config: object) -> Trainer:
+    reward = {"reward": lambda completions, prompts: [0.5] * len(completions)} if constant else {}
+    loop = make_loop(folder, entropy=EntropyControl(bonus), steps=6, config=config, **reward)
+    steered = Regularizer(KLPenalty(coef=0.0), steered=True)
+    loop.learner = LearnerConfig(learning_rate=0.05).build(tiny_model(), Clipped(), steered)
+    loop.outer.learner = loop.learner
+    return loop
+
+
+def test_a_resumed_run_has_the_same_coefficients_and_weights(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    bonus = EntropyBonus(target=2.0, step=0.01)
+    one = loop_of(bonus, whole, ppo_epochs=2)
+    one.train()
+    shutil.copytree(whole, cut)
+    for number, path in durable.numbered(cut / "checkpoints"):
+        if number > 3:
+            shutil.rmtree(path)
+    two = resumed(loop_of(bonus, ppo_epochs=2), cut)
+    two.train()
+    assert (one.state.entropy_coef, one.state.entropy) == (two.state.entropy_coef, two.state.entropy)
+    masters = (loop.learner.optimizer.masters.values() for loop in (one, two))
+    assert all(torch.equal(left, right) for left, right in zip(*masters, strict=True))

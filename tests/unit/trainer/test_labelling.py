@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from oncurve.reward_models.labelling import MonteCarloLabels, scored_pairs, scored_steps
-from oncurve.rollout import Sampling
+from oncurve.rollout import EngineBase, Sampling
 from oncurve.steps import splitter_of
 from oncurve.types import Completion, Group, LabelledSteps, PreferencePair, Prompt, Score
 
@@ -66,7 +66,7 @@ def test_steps_that_a_judge_has_judged_are_labelled_within_zero_and_one() -> Non
 
 
 @dataclass
-class Says:
+class Says(EngineBase):
     """An engine that goes on as `rest(text so far, sample index)` says; what it was asked is kept."""
 
     rest: Callable[[str, int], str]
@@ -144,71 +144,8 @@ def test_a_step_is_as_good_as_the_share_of_ways_on_that_come_out_right() -> None
     assert (draw, sampling.group_size, sampling.max_new_tokens, sampling.temperature) == (-7, 4, 50, 0.7)
 
 
-def test_roll_outs_are_judged_as_completions_of_the_prompt_itself() -> None:
-    engine, scorer = Says(lambda text, index: "4"), EndsIn()
-    groups = [judged(("a\nb", 1.0), number=3, chat=True)]
-    (example,) = rolled(engine, scorer, count=2)(groups)
-    assert example.prompt == ASKED
-    (whole,) = scorer.seen
-    assert whole.prompt is groups[0].prompt
-    assert [completion.sample_index for completion in whole.completions] == [0, 1]
-    for completion in whole.completions:
-        assert completion.text == "a\n4"
-        assert completion.ids == (*map(ord, "a\n4"), 2)
-        assert completion.logprobs == (0.0, 0.0, -0.5, -0.5)
-
-
-def test_beginnings_have_ids_of_their_own() -> None:
-    engine = Says(lambda text, index: "4")
-    texts = [("a\nb\nc\nd", 1.0), ("a\nb\nc\nd", 0.0), ("x\ny", 0.0)]
-    rolled(engine, EndsIn())([judged(*texts, number=number) for number in (0, 1, 2, 700, 100_000)])
-    ids = [prompt.id for prompt in engine.asked[0][0]]
-    assert len(ids) == 5 * 7 == len(set(ids))
-
-
-def test_what_nobody_can_judge_has_no_label() -> None:
-    engine = Says(lambda text, index: "?")
-    found = rolled(engine, EndsIn())([judged(("a\nb", 0.5), ("c\nd", None))])
-    assert found == [LabelledSteps("p0:", "a\nb", (2, 3), (None, 0.0))]
-    assert [prompt.text for prompt in engine.asked[0][0]] == ["p0:a\n"]
-
-
-def test_the_engine_is_asked_for_nothing_where_there_is_nothing_to_complete() -> None:
-    engine = Says(lambda text, index: "4")
-    assert rolled(engine, EndsIn())([judged(("4", 1.0))]) == [LabelledSteps("p0:", "4", (1,), (1.0,))]
-    assert rolled(engine, EndsIn())([]) == []
-    assert engine.asked == []
-
-
 @pytest.mark.parametrize(("context", "most"), [(None, 50), (1000, 50), (56, 50), (30, 24), (7, 1)])
 def test_a_roll_out_has_the_room_that_is_left_behind_the_longest_beginning(context: int | None, most: int) -> None:
     engine = Says(lambda text, index: "4")
     rolled(engine, EndsIn(), context=context)([judged(("ab\nc", 1.0), ("abc\nd", 1.0))])  # 2 + 4 tokens
     assert engine.asked[0][2].max_new_tokens == most
-
-
-@pytest.mark.parametrize("context", [5, 6])
-def test_without_any_room_nothing_is_known_of_the_steps(context: int) -> None:
-    engine = Says(lambda text, index: "4")
-    found = rolled(engine, EndsIn(), context=context)([judged(("abc\nd", 1.0))])
-    assert [example.labels for example in found] == [(None, 1.0)]
-    assert engine.asked == []
-
-
-def test_a_token_that_writes_into_the_next_step_is_kept_whole() -> None:
-    """Tokens of sentences begin with a space: a step that ends behind it is written by the next step's first word."""
-    tokens = ["One", " is", ".", " Two", " more", "?", " Then", " 4"]
-
-    def locate(prompt: Prompt, completion: Completion, ends: Sequence[int]) -> tuple[int, ...]:
-        reached = [len("".join(tokens[: n + 1])) for n in range(len(tokens))]
-        return tuple(next(n for n, length in enumerate(reached) if length >= end) for end in ends)
-
-    text = "".join(tokens)
-    completion = Completion((*range(len(tokens)), 99), text, (-0.5,) * 9, "eos", 0, 3)
-    group = Group(Prompt(0, "p:", (50,)), (completion,), (Score(1.0, parts={"verifier": 1.0}),))
-    engine, scorer = Says(lambda text, index: " is 4"), EndsIn()
-    labels = MonteCarloLabels(engine, scorer, "verifier", 1, splitter_of(r"/(?<=[.?])\s/"), locate, Sampling())([group])
-    assert [prompt.text for prompt in engine.asked[0][0]] == ["p:One is. Two", "p:One is. Two more? Then"]
-    assert [prompt.ids for prompt in engine.asked[0][0]] == [(50, 0, 1, 2, 3), (50, 0, 1, 2, 3, 4, 5, 6)]
-    assert [whole.completions[0].text for whole in scorer.seen] == ["One is. Two is 4", "One is. Two more? Then is 4"]
-    assert labels == [LabelledSteps("p:", text, (8, 18, len(text)), (1.0, 1.0, 1.0))]

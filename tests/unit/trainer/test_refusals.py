@@ -7,6 +7,7 @@ import builtins
 import logging
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ import pytest
 from fakes.loops import make_loop, resumed
 from fakes.tiny_policy import random_groups
 from oncurve import durable
-from oncurve.batching import collate
+from oncurve.base.errors import ConfigError
+from oncurve.config import load_config
 from oncurve.metrics import METRICS
 from oncurve.report import RolloutFiles
-from oncurve.trainer import Checkpoints, Recorder, TrainerState
+from oncurve.trainer import Recorder, RolloutsSettings, TrainerState
 from oncurve.trainer.saving import recorder as module
 from oncurve.trainer.saving.refusals import Refusals
 
@@ -72,7 +74,6 @@ def train(run: Path, on_step: Callable[[int], None]) -> dict[int, float]:
 
     loop.observers = (observer,)
     loop.train()
-    assert loop.recorder is not None
     loop.recorder.close()
     return seen
 
@@ -156,29 +157,57 @@ def test_the_user_is_told_at_a_falling_rate_and_of_the_end(caplog: pytest.LogCap
     assert refusals.metrics() == {}
 
 
-def test_the_batch_of_a_skipped_update_is_left_out(tmp_path: Path, disk: FullDisk) -> None:
-    recorder, disk.full = Recorder(tmp_path, TrainerState()), True
-    batch = collate(random_groups(2))
-    assert recorder.incident(1, 0, batch, "why") is None
-    disk.full = False
-    assert recorder.incident(1, 0, batch, "why") == tmp_path / "incidents" / "step-000001-0"
-    assert recorder.refusals.metrics() == {"disk/refused_writes": 1.0}
+KEPT_STEPS = 12
+
+
+def kept(keep: str, steps: int) -> list[int]:
+    """By the words of the setting."""
+    found = range(1, steps + 1)
+    if keep == "all":
+        return list(found)
+    word, number = keep.split()
+    if word == "last":
+        return list(found)[-int(number) :]
+    return sorted({1, steps, *(step for step in found if step % int(number) == 0)})
+
+
+def write(run: Path, keep: str, after: tuple[int, int], until: int) -> tuple[int, int]:
+    """Steps after (step, bytes of the log) up to `until`; the same pair at the end, as a checkpoint has it."""
+    recorder = Recorder(run, TrainerState(step=after[0], metrics_bytes=after[1]), RolloutsSettings(keep=keep))
+    for step in range(after[0] + 1, until + 1):
+        groups = random_groups(2, seed=step)
+        recorder.rollouts(step, groups, [None] * len(groups))
+        after = step, recorder.metrics({"step": float(step)})
     recorder.close()
+    return after
 
 
-def test_the_best_checkpoint_before_one_that_was_refused_stays(tmp_path: Path, disk: FullDisk) -> None:
-    loop, checkpoints = make_loop(), Checkpoints(tmp_path, keep=1)
+def contents(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
-    def saved(step: int, best: int) -> set[int]:
-        state = TrainerState(step=step, best_step=best)
-        Refusals().allow(lambda: checkpoints.save(loop.learner, loop.outer, state, {}))
-        return {number for number, _ in durable.numbered(tmp_path)}
 
-    assert saved(1, best=1) == {1}
-    disk.full = True
-    assert saved(2, best=2) == {1}
-    disk.full = False
-    assert saved(3, best=2) == {1, 3}
-    assert saved(4, best=2) == {1, 4}
-    assert saved(5, best=5) == {5}
-    assert saved(6, best=5) == {5, 6}
+@pytest.mark.parametrize("keep", ["all", "last 1", "last 3", "last 100", "every 1", "every 4", "every 5", "every 100"])
+def test_what_stays_is_what_the_setting_says_after_any_kills(tmp_path: Path, keep: str) -> None:
+    whole, killed, chance = tmp_path / "whole", tmp_path / "killed", random.Random(keep)
+    write(whole, keep, (0, 0), KEPT_STEPS)
+    assert RolloutFiles(whole).steps() == tuple(kept(keep, KEPT_STEPS))
+    for _ in range(2):
+        checkpoint = (0, 0)
+        for path in killed.rglob("*.gz"):
+            path.unlink()
+        while checkpoint[0] < KEPT_STEPS:
+            checkpoint = write(killed, keep, checkpoint, min(KEPT_STEPS, checkpoint[0] + chance.randint(0, 4)))
+            write(killed, keep, checkpoint, min(KEPT_STEPS, checkpoint[0] + chance.randint(0, 4)))  # lost by a kill
+        assert RolloutFiles(killed).steps()
+        write(killed, keep, checkpoint, KEPT_STEPS)
+        assert contents(killed) == contents(whole)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["none", "last", "last 0", "every 0", "every -1", "last 3 ", "Last 3", "first 3", "last 1e3", 20, True, 2.0],
+)
+def test_another_value_is_refused_with_examples(value: object) -> None:
+    expected = re.escape('rollouts.keep: expected "all", "last 20" or "every 10"')
+    with pytest.raises(ConfigError, match=expected):
+        load_config("grpo", settings={"rollouts": {"keep": value}})

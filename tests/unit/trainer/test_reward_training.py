@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from oncurve import durable
-from oncurve.base.errors import CheckpointError, DataError, TrainingError
+from oncurve.base.errors import TrainingError
 from oncurve.learner import UpdateResult
 from oncurve.metrics import Metrics
 from oncurve.reward_models.learner import OutcomeModel
@@ -76,17 +76,6 @@ def test_each_example_is_met_once_a_pass(examples: int, size: int) -> None:
         assert batch_of(0, examples, size, seed=4) != batch_of(0, examples, size, seed=5) or size == 1
 
 
-def test_updates_are_counted_by_hand() -> None:
-    assert [updates_of(*sizes) for sizes in ((7, 3, 1), (7, 3, 2), (6, 3, 2), (1, 32, 4), (0, 3, 2))] == [3, 6, 4, 4, 0]
-
-
-def test_fit_makes_all_passes_and_says_what_came_of_them() -> None:
-    made = learner(epochs=2, bad=[1])
-    metrics = fit(made, EXAMPLES, seed=4).result()
-    assert made.batches == [batch_of(update, 7, 3, 4) for update in range(6)]
-    assert metrics["reward_model/updates"] == 5.0
-
-
 @pytest.mark.parametrize("bad", [(1, 2, 3), (3, 4, 5)])
 def test_three_skipped_updates_in_a_row_end_it(bad: tuple[int, ...]) -> None:
     for train in (
@@ -96,25 +85,6 @@ def test_three_skipped_updates_in_a_row_end_it(bad: tuple[int, ...]) -> None:
         with pytest.raises(TrainingError, match=r"3 updates .* in a row .*loss nan in .*reward_model\.learning_rate"):
             train(learner(bad=bad))
     fit(learner(bad=[0, 1, 3, 4, 6, 7]), EXAMPLES, seed=4)
-
-
-def test_a_training_without_a_folder_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    told: list[tuple[int, dict[str, float]]] = []
-    made = learner()
-    training = RewardTraining(made, EXAMPLES, 4, every=4, evaluate=lambda: {"reward_model/heldout_loss": 0.5})
-    assert training.train(lambda done, line: told.append((done, line))) is None
-    assert [done for done, _ in told] == list(range(1, 10))
-    assert [done for done, line in told if "reward_model/heldout_loss" in line] == [4, 8, 9]
-    assert list(tmp_path.iterdir()) == []
-    plain = learner()
-    fit(plain, EXAMPLES, seed=4)
-    assert torch.equal(plain.sum, made.sum)
-
-
-def test_without_examples_there_is_no_training() -> None:
-    with pytest.raises(DataError, match="no example to train on"):
-        RewardTraining(learner(), [], 4)
 
 
 def trained(folder: Path, made: Learner, stop_after: int | None = None, **settings: Any) -> RewardTraining:
@@ -154,17 +124,6 @@ def test_a_signal_ends_it_between_two_updates_and_it_goes_on_to_the_same_end(tmp
     assert [line["reward_model/updates"] for line in lines] == [1, 1, 1, 0, 0, 1, 1, 1, 1]
 
 
-def test_what_was_skipped_before_a_stop_counts_after_it(tmp_path: Path) -> None:
-    trained(tmp_path, learner(bad=[2, 3, 4]), stop_after=4)
-    with pytest.raises(TrainingError, match="3 updates"):
-        trained(tmp_path, learner(bad=[4]))
-
-
-def test_old_checkpoints_go_and_the_last_one_is_written_once(tmp_path: Path) -> None:
-    trained(tmp_path, learner(), keep=3)
-    assert checkpoints(tmp_path) == [6, 8, 9]
-
-
 def test_a_damaged_checkpoint_is_passed_over_and_what_followed_is_done_again(tmp_path: Path) -> None:
     one = learner()
     trained(tmp_path, one)
@@ -182,32 +141,3 @@ def test_a_damaged_checkpoint_is_passed_over_and_what_followed_is_done_again(tmp
     assert torch.equal(one.sum, two.sum)
     assert (tmp_path / "metrics.jsonl").read_bytes() == log
     assert durable.verify(path.parent) == []
-
-
-def test_a_training_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1.0}\n{"st')
-    training = RewardTraining(learner(), EXAMPLES, 4, folder=tmp_path)
-    assert training.restore() == ["there is no checkpoint; the training begins again, and will be the same"]
-    training.train(lambda *_: None)
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 9
-
-
-def test_where_no_checkpoint_verifies_it_is_an_error(tmp_path: Path) -> None:
-    trained(tmp_path, learner(), keep=1)
-    (tmp_path / "checkpoints" / "step-000009" / "state.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"no checkpoint verifies\. step-000009 is damaged"):
-        RewardTraining(learner(), EXAMPLES, 4, folder=tmp_path).restore()
-
-
-@pytest.mark.parametrize(
-    ("record", "said"),
-    [
-        ({"format": 2, "done": 3}, "checkpoint format 2, and this oncurve reads format 3"),
-        ({"format": 3}, "is not of a"),
-    ],
-)
-def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path, record: dict[str, Any], said: str) -> None:
-    files = {"state.json": durable.to_json(record)}
-    durable.write_directory(tmp_path / "checkpoints" / "step-000003", files)
-    with pytest.raises(CheckpointError, match=said):
-        RewardTraining(learner(), EXAMPLES, 4, folder=tmp_path).restore()

@@ -19,7 +19,8 @@ from oncurve.advantages import group_advantages
 
 
 def compute_group_advantages(rewards: Any) -> Any:
-    """`(r - mean r) / std r` over one group: `(G,)` to `(G,)` float64; zeros where std < 1e-8 (population std, ddof 0).
+    """Return `(r - mean r) / std r` over one group: `(G,)` to `(G,)` float64; zeros where std < 1e-8 (population std,
+    ddof 0).
 
     rlox's function of this name. A tensor gives a tensor, anything else a NumPy array. `oncurve.group_advantages` is
     the general one. Raises ValueError: not of one dimension, or not finite.
@@ -29,7 +30,7 @@ def compute_group_advantages(rewards: Any) -> Any:
 
 
 def compute_batch_group_advantages(rewards: Any, group_size: int) -> Any:
-    """`compute_group_advantages` of every group of `group_size` adjacent rewards: `(M·G,)` to `(M·G,)` float64.
+    """Return `compute_group_advantages` of every group of `group_size` adjacent rewards: `(M·G,)` to `(M·G,)` float64.
 
     Raises ValueError: not of one dimension, not finite, or no multiple of `group_size`.
     """
@@ -54,7 +55,7 @@ def _one_row(rewards: Any, what: str = "rewards") -> Tensor:
 
 
 def compute_token_kl(log_probs_policy: Any, log_probs_ref: Any) -> float:
-    """`Σ_t exp(log p_t) · (log p_t - log q_t)` over the tokens `(T,)` of one sequence; 0 for none.
+    """Return `Σ_t exp(log p_t) · (log p_t - log q_t)` over the tokens `(T,)` of one sequence; 0 for none.
 
     p and q are policy and reference. Of sampled tokens this is no estimate of the KL divergence, since each is weighted
     by its probability once more; `compute_token_kl_schulman` is one. Raises ValueError: other lengths, or not finite.
@@ -63,7 +64,8 @@ def compute_token_kl(log_probs_policy: Any, log_probs_ref: Any) -> float:
 
 
 def compute_token_kl_schulman(log_probs_policy: Any, log_probs_ref: Any) -> float:
-    """`Σ_t exp(d_t) - d_t - 1` with `d_t = log p_t - log q_t` over the tokens `(T,)` of one sequence, as rlox has it.
+    """Return `Σ_t exp(d_t) - d_t - 1` with `d_t = log p_t - log q_t` over the tokens `(T,)` of one sequence, as rlox
+    has it.
 
     k3 of `oncurve.kl` with policy and reference exchanged, and not bounded for large d. Raises ValueError: other
     lengths, or not finite.
@@ -72,7 +74,7 @@ def compute_token_kl_schulman(log_probs_policy: Any, log_probs_ref: Any) -> floa
 
 
 def compute_batch_token_kl(log_probs_policy: Any, log_probs_ref: Any, seq_len: int) -> Any:
-    """`compute_token_kl` of each sequence of `seq_len` adjacent tokens: `(B·seq_len,)` to `(B,)` float64.
+    """Return `compute_token_kl` of each sequence of `seq_len` adjacent tokens: `(B·seq_len,)` to `(B,)` float64.
 
     Raises ValueError: other lengths, not finite, or no multiple of `seq_len`.
     """
@@ -80,7 +82,8 @@ def compute_batch_token_kl(log_probs_policy: Any, log_probs_ref: Any, seq_len: i
 
 
 def compute_batch_token_kl_schulman(log_probs_policy: Any, log_probs_ref: Any, seq_len: int) -> Any:
-    """`compute_token_kl_schulman` of each sequence of `seq_len` adjacent tokens: `(B·seq_len,)` to `(B,)` float64.
+    """Return `compute_token_kl_schulman` of each sequence of `seq_len` adjacent tokens: `(B·seq_len,)` to `(B,)`
+    float64.
 
     Raises ValueError: other lengths, not finite, or no multiple of `seq_len`.
     """
@@ -88,22 +91,22 @@ def compute_batch_token_kl_schulman(log_probs_policy: Any, log_probs_ref: Any, s
 
 
 def compute_token_kl_f32(log_probs_policy: Any, log_probs_ref: Any) -> float:
-    """`compute_token_kl`, rounded to float32."""
+    """Return `compute_token_kl`, rounded to float32."""
     return float(numpy.float32(compute_token_kl(log_probs_policy, log_probs_ref)))
 
 
 def compute_token_kl_schulman_f32(log_probs_policy: Any, log_probs_ref: Any) -> float:
-    """`compute_token_kl_schulman`, rounded to float32."""
+    """Return `compute_token_kl_schulman`, rounded to float32."""
     return float(numpy.float32(compute_token_kl_schulman(log_probs_policy, log_probs_ref)))
 
 
 def compute_batch_token_kl_f32(log_probs_policy: Any, log_probs_ref: Any, seq_len: int) -> Any:
-    """`compute_batch_token_kl`, rounded to float32."""
+    """Return `compute_batch_token_kl`, rounded to float32."""
     return _single(compute_batch_token_kl(log_probs_policy, log_probs_ref, seq_len))
 
 
 def compute_batch_token_kl_schulman_f32(log_probs_policy: Any, log_probs_ref: Any, seq_len: int) -> Any:
-    """`compute_batch_token_kl_schulman`, rounded to float32."""
+    """Return `compute_batch_token_kl_schulman`, rounded to float32."""
     return _single(compute_batch_token_kl_schulman(log_probs_policy, log_probs_ref, seq_len))
 
 
@@ -121,7 +124,7 @@ def compute_gae(rewards: Any, values: Any, dones: Any, last_value: float, gamma:
 def compute_gae_batched(
     rewards: Any, values: Any, dones: Any, last_values: Any, n_steps: int, gamma: float, lam: float
 ) -> tuple[Any, Any]:
-    """`compute_gae` of each of n adjacent rows of `n_steps` steps: `(n·n_steps,)` and last values `(n,)`.
+    """Return `compute_gae` of each of n adjacent rows of `n_steps` steps: `(n·n_steps,)` and last values `(n,)`.
 
     Raises ValueError: other lengths, or not finite.
     """
@@ -147,7 +150,7 @@ def compute_gae_batched(
 def compute_gae_batched_f32(
     rewards: Any, values: Any, dones: Any, last_values: Any, n_steps: int, gamma: float, lam: float
 ) -> tuple[Any, Any]:
-    """`compute_gae_batched`, rounded to float32."""
+    """Return `compute_gae_batched`, rounded to float32."""
     advantages, returns = compute_gae_batched(rewards, values, dones, last_values, n_steps, gamma, lam)
     return _single(advantages), _single(returns)
 

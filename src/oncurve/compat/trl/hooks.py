@@ -154,7 +154,7 @@ class Hooks:
         self.call("on_log", logs=dict(said))
 
     def log_evaluation(self, metrics: Logs) -> Logs:
-        """Log an evaluation, call on_evaluate with it, and return the metrics as they are logged."""
+        """Return log an evaluation, call on_evaluate with it, and return the metrics as they are logged."""
         metrics = {**metrics, "eval_num_tokens": float(self._tokens)}
         self.log(metrics)
         metrics["epoch"] = self.state.epoch

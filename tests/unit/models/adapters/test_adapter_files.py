@@ -3,23 +3,24 @@
 import copy
 import json
 import warnings
+from pathlib import Path
 
 import peft
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fakes.adapted import base, fill, trained_adapter
+from fakes.adapted import adapted, base, fill, trained_adapter
 from fakes.architectures import RAGGED, architecture
-from fakes.tolerance import assert_close
+from oncurve import durable
 from oncurve.base.errors import ModelError
 from oncurve.models import LoraSettings, ModelConfig, save, tiny
 from oncurve.models.adapters import put_adapter, read_adapter
 from oncurve.models.loading import hub_tensors, stored_adapter
 
 IDS = torch.tensor([[5, 9, 2, 40, 11, 7, 33, 1]])
-NEW = {"rank": 3, "alpha": 7.0}
 
 
 def logits_of(module, ids=IDS):
@@ -77,29 +78,6 @@ def test_buckets_have_the_merged_weights_under_the_names_of_the_base(name, tmp_p
     found = dict(hub_tensors(module, adapter))
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[key], wanted[key]) for key in wanted)
-
-
-def test_the_sum_of_a_merge_is_rounded_once(tmp_path):
-    """A bfloat16 base and float32 factors: the merged weight is the exact sum, rounded to bfloat16."""
-    module, adapter = saved("llama", tmp_path, torch.bfloat16)
-    path = "model.layers.1.mlp.down_proj"
-    part = module.get_submodule(path)
-    a, b = (factor["default"].weight.detach().double() for factor in (part.lora_A, part.lora_B))
-    exact = part.base_layer.weight.double() + 7 / 3 * (b @ a)
-    merged = adapter.merged()[f"{path}.weight"]
-    assert merged.dtype == torch.bfloat16
-    assert torch.equal(merged, exact.to(torch.bfloat16))
-    masters = {f"{path}.base_layer.weight": part.base_layer.weight.detach().float()}
-    exact = exact.to(torch.float32)
-    assert_close(adapter.merged(masters)[f"{path}.weight"], exact)
-
-
-def test_masters_stand_in_for_the_factors(tmp_path):
-    _, adapter = saved("llama", tmp_path)
-    masters = {name: parameter.detach() * 2 for name, parameter in adapter.parameters.items()}
-    adapter.save(tmp_path / "twice", masters)
-    once, twice = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("adapter", "twice"))
-    assert all(torch.equal(2 * once[name], twice[name]) for name in once)
 
 
 @pytest.mark.parametrize(
@@ -183,11 +161,6 @@ def test_what_is_no_plain_lora_is_refused_by_name(change, said, tmp_path):
         stored_adapter(str(written(tmp_path / "adapter", change)))
 
 
-def test_keys_that_are_off_are_no_obstacle(tmp_path):
-    folder = written(tmp_path / "adapter", {"from_the_future": None, "use_dora": False, "modules_to_save": []})
-    assert len(stored_adapter(str(folder)).paths) == 14
-
-
 def test_what_is_no_adapter_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"has no adapter_config\.json"):
         stored_adapter(str(tmp_path))
@@ -221,7 +194,23 @@ def test_an_adapter_of_another_base_is_refused(other, tmp_path):
     assert list(module.state_dict()) == before
 
 
-def test_a_rank_that_is_not_the_tensors_is_refused(tmp_path):
-    stored = stored_adapter(str(written(tmp_path / "adapter", {"r": 2})))
-    with pytest.raises(ModelError, match="rank in its configuration"):
-        put_adapter(architecture("llama"), LoraSettings(path="x"), 0, stored)
+def test_merged_model_and_adapter_are_one_folder_that_verifies(tmp_path: Path) -> None:
+    model = adapted(architecture("llama"))
+    save(model.module, None, tmp_path / "model", adapter=model.adapter)
+    assert not durable.verify(tmp_path / "model")
+    names = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"model/model.safetensors", "model/adapter/adapter_model.safetensors"} <= names
+    (tmp_path / "model" / "adapter" / "adapter_config.json").write_text("{}")
+    assert durable.verify(tmp_path / "model")
+
+
+def test_over_weights_that_are_no_floats_the_adapter_is_written_alone(tmp_path: Path) -> None:
+    model = adapted(architecture("llama"))
+    assert not model.adapter.quantized
+    layer = model.module.get_submodule(model.adapter.paths[0]).base
+    layer.weight = nn.Parameter(torch.zeros(layer.weight.shape, dtype=torch.uint8), requires_grad=False)
+    assert model.adapter.quantized
+    save(model.module, None, tmp_path / "model", adapter=model.adapter)
+    assert not durable.verify(tmp_path / "model")
+    assert not (tmp_path / "model" / "model.safetensors").exists()
+    assert (tmp_path / "model" / "adapter" / "adapter_model.safetensors").is_file()

@@ -1,30 +1,29 @@
 """The adapter in a model: how it begins, what is trained, and switching it off, on and to frozen copies."""
 
 import copy
+import sys
 from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import nn
 
-from fakes.adapted import NAMES, adapted, base, fill, trained_adapter
-from fakes.architectures import RAGGED, UNIFORM, architecture
+from fakes.adapted import NAMES, adapted, base, fill
+from fakes.architectures import RAGGED, UNIFORM, architecture, logits_of
 from fakes.decoding import request
 from fakes.recorder import record
-from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import ConfigError, ModelError
 from oncurve.config import load_config
 from oncurve.learner.optimizer.update import MasterAdamW
-from oncurve.models import LoadedModel, LoraSettings, ModelConfig, adapted as with_adapter, tiny, wrap
+from oncurve.models import LoraSettings, ModelConfig, tiny, wrap
 from oncurve.models.adapters import put_adapter
 from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop, forced_logits
+from oncurve.models.loading.quantization import quantization_config
 from oncurve.randomness import row_keys
 
 
 def logits(model, rows=RAGGED):
     with torch.no_grad():
-        hidden = model.completion_hidden(rows.prompts, rows.group_ids, rows.completion_ids, rows.lengths)
-        return model.logits(hidden)
+        return logits_of(model, rows)
 
 
 def decoded(model, rows=UNIFORM):
@@ -75,14 +74,6 @@ def test_a_frozen_copy_stays_when_the_adapter_moves(attention):
         assert torch.equal(logits(model), moved)
 
 
-def test_the_adapter_is_back_after_an_error():
-    model = adapted(architecture("llama"))
-    before = logits(model)
-    with pytest.raises(KeyError), model.adapter.off():
-        raise KeyError
-    assert torch.equal(logits(model), before)
-
-
 def test_steps_that_were_captured_are_captured_again_when_the_factors_change():
     """What a graph replays are the factors that it read when it was captured: their values, while they stay in use."""
     model = adapted(architecture("qwen2", torch.float64))
@@ -119,70 +110,6 @@ def test_only_the_factors_are_trained_and_only_they_have_masters():
     assert all(optimizer.masters[name].dtype == torch.float32 for name in trained)
 
 
-def test_the_first_factors_are_those_of_the_seed_and_within_the_bound():
-    state = torch.get_rng_state()
-    one, again, other = (trained_adapter(architecture("llama"), trained=False, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(state, torch.get_rng_state())
-    for name, parameter in one.parameters.items():
-        assert torch.equal(parameter, again.parameters[name])
-        if ".lora_B." in name:
-            assert not parameter.any()
-        else:
-            bound = parameter.shape[1] ** -0.5
-            assert not torch.equal(parameter, other.parameters[name])
-            assert 0.9 * bound < float(parameter.detach().abs().max()) <= bound
-    a = [parameter for name, parameter in one.parameters.items() if ".lora_A." in name and parameter.shape[1] == 32]
-    assert len({float(tensor.detach().sum()) for tensor in a}) == len(a)
-    numbers = torch.cat([tensor.detach().flatten() for tensor in a]) * 32**0.5
-    assert abs(float(numbers.mean())) < 4 / (3 * len(numbers)) ** 0.5  # four standard errors of a uniform in ±1
-    assert abs(float(numbers.square().mean()) - 1 / 3) < 4 * (4 / 45 / len(numbers)) ** 0.5
-
-
-def test_the_factors_have_the_bits_that_they_had_before_the_probe():
-    module = architecture("qwen2", torch.bfloat16)
-    adapter = put_adapter(module, LoraSettings(rank=4), 0)
-    fill(adapter.parameters)
-    before = adapter.copy_frozen()
-    with adapter.perturbed():
-        changed = [name for name, value in adapter.parameters.items() if not torch.equal(value, before[name])]
-    assert changed == [name for name in before if ".lora_B." in name]
-    assert wrap(module, adapter=adapter).fast
-    assert all(torch.equal(value, before[name]) for name, value in adapter.parameters.items())
-
-
-def test_the_base_of_a_run_in_bfloat16_is_loaded_in_it_and_is_never_widened():
-    loaded = ModelConfig(path=str(tiny.path()), dtype="bfloat16").build(masters=True, lora=LoraSettings(rank=2))
-    base_dtypes = {p.dtype for name, p in loaded.model.module.named_parameters() if "lora_" not in name}
-    assert base_dtypes == {torch.bfloat16}
-    assert all(parameter.dtype == torch.float32 for parameter in loaded.model.adapter.parameters.values())
-
-
-def test_a_module_that_is_in_memory_gets_an_adapter():
-    module = TinyLM()
-    loaded = with_adapter(
-        LoadedModel(wrap(module), None, (), "tiny", torch.float32), LoraSettings(rank=2, targets=("mix",)), seed=1
-    )
-    assert loaded.model.module is module
-    assert loaded.model.adapter.paths == ("mix",)
-    assert with_adapter(loaded, LoraSettings()) is loaded
-    with pytest.raises(ModelError, match="has an adapter already"):
-        with_adapter(loaded, LoraSettings(rank=2))
-    with pytest.raises(ModelError, match="has an adapter already"):
-        wrap(module)  # its weights would be saved under the names of PEFT's layers
-
-
-def test_all_linear_leaves_out_the_head_and_what_is_tied():
-    tied = TinyLM(tied=True)
-    assert put_adapter(tied, LoraSettings(rank=1), 0).paths == ("mix",)
-    assert {path.rpartition(".")[2] for path in put_adapter(architecture("gpt2"), LoraSettings(rank=1), 0).paths} == {
-        "c_attn",
-        "c_proj",
-        "c_fc",
-    }
-    experts = put_adapter(base("qwen3-moe"), LoraSettings(rank=1), 0)
-    assert {path.rpartition(".")[2] for path in experts.paths} == {"q_proj", "k_proj", "v_proj", "o_proj"}
-
-
 @pytest.mark.parametrize(
     ("name", "targets", "said"),
     [
@@ -204,52 +131,6 @@ def test_targets_that_cannot_be_are_refused_by_name(name, targets, said):
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("target", ["q_proj", "k_proj"])
-def test_an_adapter_on_queries_or_keys_alone_has_an_effect(target):
-    module = base("llama")
-    adapter = put_adapter(module, LoraSettings(rank=1, targets=(target,)), 0)
-    assert wrap(module, adapter=adapter).adapter is adapter
-
-
-def test_layers_that_the_module_does_not_call_are_refused():
-    class Reads(TinyLM):
-        def forward(self, input_ids):
-            x = self.embedding(input_ids)
-            return self.out(torch.tanh(nn.functional.linear(x, self.mix.weight, self.mix.bias)))
-
-    module = Reads()
-    adapter = put_adapter(module, LoraSettings(rank=1, targets=("mix",)), 0)
-    with pytest.raises(ModelError, match="Reads does not call these layers"):
-        wrap(module, adapter=adapter)
-
-
-def test_the_output_of_a_layer_of_another_class_is_not_written_to():
-    class Linear4bit(nn.Linear):  # the class of bitsandbytes' layers, whose kernels need their outputs
-        def forward(self, x):
-            self.output = super().forward(x)
-            self.before = self.output.detach().clone()
-            return self.output
-
-    class Held(TinyLM):
-        def __init__(self):
-            super().__init__()
-            self.mix = Linear4bit(6, 6)
-
-    module = Held()
-    model = adapted(module, targets=("mix",))
-    rows = torch.arange(6)[None]
-    on = module(rows)
-    base = module.mix.base_layer
-    assert torch.equal(base.output, base.before)
-    with model.adapter.off():
-        assert not torch.allclose(module(rows), on, atol=1e-3)
-
-
-def test_a_module_without_linear_layers_is_refused():
-    with pytest.raises(ModelError, match="no linear layer to adapt"):
-        put_adapter(nn.Embedding(3, 3), LoraSettings(rank=1), 0)
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -266,8 +147,30 @@ def test_settings_that_cannot_be_are_refused_at_load(settings, said):
         load_config("grpo", settings)
 
 
-def test_settings_of_the_section():
-    config, _ = load_config("grpo", ["lora.rank=8", 'lora.targets=["q_proj", "v_proj"]'])
-    assert (config.lora.adapted, config.lora.scaled_by, config.lora.targets) == (True, 16.0, ("q_proj", "v_proj"))
-    assert not load_config("grpo")[0].lora.adapted
-    assert LoraSettings(path="somewhere").adapted
+QUANTISED = ["model.quantization=nf4", "lora.rank=4"]
+
+
+def test_a_cpu_and_full_training_are_refused_when_settings_are_loaded():
+    assert load_config("grpo", QUANTISED)[0].model.quantization == "nf4"
+    with pytest.raises(ConfigError, match="every product would unpack its weights"):
+        load_config("grpo", [*QUANTISED, "model.device=cpu"])
+    with pytest.raises(ConfigError, match=r"quantised weights cannot be trained, .* set lora\.rank"):
+        load_config("grpo", QUANTISED[:1])
+    with pytest.raises(ConfigError, match="int3"):
+        load_config("grpo", ["model.quantization=int3", "lora.rank=4"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_machine_without_a_gpu_is_refused_before_anything_is_loaded():
+    config = ModelConfig(path=str(tiny.path()), quantization="nf4")
+    with pytest.raises(ModelError, match="needs a CUDA device, and the model is on a CPU"):
+        config.build(lora=LoraSettings(rank=4))
+
+
+def test_a_missing_package_is_named_with_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ModelError, match=r"pip install 'oncurve\[qlora\]'"):
+        quantization_config("nf4", torch.bfloat16, torch.device("cuda"))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ModelError, match=r"pip install 'oncurve\[lora\]'"):
+        ModelConfig(path=str(tiny.path())).build(lora=LoraSettings(rank=4))

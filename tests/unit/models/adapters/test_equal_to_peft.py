@@ -7,14 +7,10 @@ import pytest
 import torch
 
 from fakes.adapted import NAMES, adapted, base, factors_of, peft_twin
-from fakes.architectures import RAGGED, UNIFORM
+from fakes.architectures import RAGGED, UNIFORM, gradients, logits_of
 from fakes.tiny_policy import TinyLM
 from oncurve.models.layers import recompute_layers
 from oracles.plain_forward import plain_logits
-
-
-def ours(model, rows):
-    return model.logits(model.completion_hidden(rows.prompts, rows.group_ids, rows.completion_ids, rows.lengths))
 
 
 def theirs(twin, rows):
@@ -27,11 +23,6 @@ def difference(got, wanted):
     return float((got - wanted).abs().max() / wanted.abs().max())
 
 
-def gradients(logits, parameters):
-    weights = torch.cos(torch.arange(logits.numel(), dtype=torch.float64)).view_as(logits).to(logits.dtype)
-    return torch.autograd.grad((logits * weights).sum(), parameters)
-
-
 @pytest.mark.parametrize("attention", ["auto", "generic"])
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_and_gradients_in_float64(name, attention):
@@ -40,9 +31,9 @@ def test_logits_and_gradients_in_float64(name, attention):
     model = adapted(module, attention)
     assert model.fast == (attention == "auto"), model.path_reason
     twin = peft_twin(plain, model)
-    got, wanted = ours(model, RAGGED), theirs(twin, RAGGED)
+    got, wanted = logits_of(model, RAGGED), theirs(twin, RAGGED)
     assert difference(got, wanted) < 1e-10
-    found = gradients(got, list(model.adapter.parameters.values()))
+    found = gradients(got, model.adapter.parameters.values())
     for gradient, twins in zip(found, gradients(wanted, factors_of(twin, model)), strict=True):
         assert float(twins.abs().max()) > 0
         assert difference(gradient, twins) < 1e-10
@@ -63,27 +54,13 @@ def test_the_decoder_has_the_adapter(name):
     assert difference(got, wanted) < 1e-10
 
 
-@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("down_proj",), ("k_proj", "up_proj", "lm_head")])
-def test_some_of_the_layers(targets):
-    module = base("llama")
-    plain = copy.deepcopy(module)
-    model = adapted(module, targets=targets)
-    twin = peft_twin(plain, model)
-    assert {path.rpartition(".")[2] for path in model.adapter.paths} == set(targets)
-    got, wanted = ours(model, RAGGED), theirs(twin, RAGGED)
-    assert difference(got, wanted) < 1e-10
-    found = gradients(got, list(model.adapter.parameters.values()))
-    for gradient, twins in zip(found, gradients(wanted, factors_of(twin, model)), strict=True):
-        assert difference(gradient, twins) < 1e-10
-
-
 def test_the_gradient_of_layers_that_are_computed_again_is_the_same_bits():
     module = base("qwen2", torch.float32)
     model = adapted(module)
     parameters = list(model.adapter.parameters.values())
-    kept = gradients(ours(model, RAGGED), parameters)
+    kept = gradients(logits_of(model, RAGGED), parameters)
     assert recompute_layers(module) == 2
-    assert all(map(torch.equal, kept, gradients(ours(model, RAGGED), parameters)))
+    assert all(map(torch.equal, kept, gradients(logits_of(model, RAGGED), parameters)))
 
 
 def test_any_module_with_linear_layers():
@@ -96,23 +73,5 @@ def test_any_module_with_linear_layers():
     assert not model.fast
     assert model.adapter.paths == ("mix", "out")
     twin = peft_twin(plain, model)
-    got, wanted = ours(model, rows), theirs(twin, rows)
+    got, wanted = logits_of(model, rows), theirs(twin, rows)
     assert difference(got, wanted) < 1e-10
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
-def test_sampled_log_probs_are_the_learners(name, dtype):
-    """In the precisions that are trained in, factors in that of the base and in float32."""
-    model = adapted(base(name, dtype))
-    assert model.fast, model.path_reason
-    for parameter in model.adapter.parameters.values():
-        parameter.data = parameter.data.to(dtype)
-    with torch.no_grad():
-        scored = ours(model, UNIFORM).float().log_softmax(-1)
-    decoder = model.decoder(list(UNIFORM.prompts), [2, 2, 2], 6)
-    steps = [decoder.first_hidden[decoder.groups]] + [decoder.step(UNIFORM.completion_ids[:, t]) for t in range(5)]
-    with torch.no_grad():
-        got = torch.stack([decoder.logits(hidden) for hidden in steps], 1).flatten(0, 1).float().log_softmax(-1)
-    limit = 1e-4 if dtype == torch.float32 else 0.35
-    assert float((got - scored).abs().max()) < limit

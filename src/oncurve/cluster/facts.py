@@ -1,0 +1,84 @@
+"""Facts of a cluster that other parts need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oncurve.cluster.keys import ProcessSettings
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """Facts of a cluster; the defaults are those of one process.
+
+    alone            one process does everything, as if there were no `[cluster]`
+    on_this_machine  all processes are on this machine, whose memory they need
+    processes        that each hold a policy with its optimizer
+    divided          these processes divide the policy and its optimizer among them
+    offload          what they divide is in the memory of their hosts
+    workers          processes that each hold a policy to sample from, in addition
+    shard_groups     groups that a worker decodes together
+    lag              step n trains what the weights after step n - 1 - lag wrote
+    exact            other processes sample as this one does; see `RolloutEngine.exact`
+    served           servers sample that take and give token ids alone
+    sentences        what the plan says of it
+    """
+
+    alone: bool = True
+    on_this_machine: bool = True
+    processes: int = 1
+    divided: bool = False
+    offload: bool = False
+    workers: int = 0
+    shard_groups: int = 1
+    lag: int = 0
+    exact: bool = True
+    served: bool = False
+    sentences: tuple[str, ...] = ()
+
+    def idle_workers(self, groups: int) -> int:
+        """Return how many workers have nothing to do in a rollout of so many groups."""
+        return max(0, self.workers - -(-groups // self.shard_groups))
+
+
+def sentences_of(cluster: ProcessSettings) -> list[str]:
+    """Return how rollouts and updates are shared."""
+    shards = f"{cluster.gradient_shards} gradient shard{'s' * (cluster.gradient_shards > 1)} added in a fixed tree"
+    ranks = f"{cluster.learner_ranks} process{'es' * (cluster.learner_ranks > 1)}"
+    threads = f"{cluster.rank_threads} thread{'s' * (cluster.rank_threads > 1)}"
+    workers = f"{cluster.rollout_workers} other process{'es' * (cluster.rollout_workers > 1)}"
+    own = f"{cluster.worker_threads} thread{'s' * (cluster.worker_threads > 1)}"
+    together = f"{cluster.shard_groups} group{'s' * (cluster.shard_groups > 1)}"
+    kept = ", and keep them in the host's memory" if cluster.offload else ""
+    servers = "a vLLM server" if cluster.rollout_workers == 1 else f"{cluster.rollout_workers} vLLM servers"
+    return [
+        f"Rollouts are sampled by {servers}, {together} at a time: they are not "
+        "exact, and the learner computes the old log-probs."
+        if cluster.served
+        else f"Rollouts are decoded by {workers} with {own} each, {together} together; on machines with another "
+        "torch or other kernels they are not exact, and the learner computes the old log-probs."
+        if not cluster.exact
+        else f"Rollouts are decoded by {workers} with {own} each, {together} "
+        "together: the number of processes, and losses of them, change no bit."
+        if cluster.rollout_workers
+        else f"Rollouts are decoded by this process with {own}, {together} together.",
+        *_lag(cluster),
+        f"An update is made by {ranks} of {cluster.where} with {threads} each, which divide parameters, gradients "
+        f"and optimizer state{kept}: their number changes results by rounding, and after the loss of one the run "
+        "goes back to its last checkpoint."
+        if cluster.divided
+        else f"An update is made by {ranks} of {cluster.where} with {threads} each, in {shards}: their number, and "
+        "losses of them, change no bit.",
+    ]
+
+
+def _lag(cluster: ProcessSettings) -> list[str]:
+    if not cluster.lag:
+        return []
+    ahead = f"{cluster.lag} step{'s' * (cluster.lag > 1)}"
+    when = (
+        f"those of up to {ahead} ahead are sampled while a step trains"
+        if cluster.rollout_workers
+        else "without rollout_workers that saves no time, and has the same bits as with them"
+    )
+    return [f"Step n trains what the weights after step n - {1 + cluster.lag} wrote, exactly; {when}."]

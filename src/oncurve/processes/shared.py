@@ -1,0 +1,105 @@
+"""Bytes that one process writes once and others of the same machine read.
+
+    handle = SharedBytes(pieces)       written into memory that has a descriptor, and no name in a file system
+    pickle.loads(pickle.dumps(handle)) in another process of the same user: the pieces, read-only, nothing copied
+
+The memory is freed when the handle is garbage-collected and no other process has the pieces any more. It is memory of
+`memfd_create`, to which the size of /dev/shm does not apply.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Pieces = list[memoryview]
+
+
+class SharedBytes:
+    """`pieces` in shared memory. Pickled, it becomes the list of the pieces; an empty list where they are gone.
+
+    Each piece may be overwritten as soon as the next one is asked for. Raises OSError: there is no room.
+    """
+
+    def __init__(self, pieces: Iterable[memoryview]) -> None:
+        self.descriptor = os.memfd_create("oncurve")
+        weakref.finalize(self, os.close, self.descriptor)
+        self._lengths = write_pieces(self.descriptor, pieces)
+
+    def __reduce__(self) -> tuple[Callable[..., Pieces], tuple[str, tuple[int, int], list[int]]]:
+        return _opened, (f"/proc/{os.getpid()}/fd/{self.descriptor}", _identity(self.descriptor), self._lengths)
+
+
+def write_pieces(descriptor: int, pieces: Iterable[memoryview]) -> list[int]:
+    """Write pieces one after another; return their lengths. Raises OSError: there is no room."""
+    lengths = []
+    for piece in pieces:
+        left = piece
+        while left:
+            left = left[os.write(descriptor, left) :]
+        lengths.append(len(piece))
+    return lengths
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def _opened(path: str, identity: tuple[int, int], lengths: list[int]) -> Pieces:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:  # the handle is no longer kept, or its process has ended
+        return []
+    try:
+        if _identity(descriptor) != identity or not sum(lengths):  # the descriptor's number is another file's by now
+            return []
+        return pieces_of(descriptor, lengths)
+    finally:
+        os.close(descriptor)
+
+
+def pieces_of(descriptor: int, lengths: list[int]) -> Pieces:
+    """The pieces in a descriptor's memory, read-only; they stay when it is closed."""
+    whole = memoryview(mmap.mmap(descriptor, sum(lengths), prot=mmap.PROT_READ))
+    ends = [sum(lengths[: index + 1]) for index in range(len(lengths))]
+    return [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+class StoredBytes:
+    """`pieces` in Ray's object store. Pickled, it becomes the list of the pieces where a keeper has them in memory.
+
+    Each piece may be overwritten as soon as the next one is asked for. Raises OSError: there is no room.
+    """
+
+    def __init__(self, ray: Any, pieces: Iterable[memoryview]) -> None:
+        import numpy as np  # here: a keeper, which imports this module, does without
+
+        self.token = secrets.token_hex(8)
+        self.references: list[Any] = []
+        self._lengths: list[int] = []
+        try:
+            for piece in pieces:
+                self.references.append(ray.put(np.frombuffer(piece, dtype=np.uint8)))
+                self._lengths.append(len(piece))
+        except ray.exceptions.RayError as error:
+            raise OSError(str(error).partition("\n")[0]) from error
+
+    def __reduce__(self) -> tuple[Callable[..., Pieces], tuple[str, list[int]]]:
+        return _arrived, (self.token, self._lengths)
+
+
+def _arrived(number: str, lengths: list[int]) -> Pieces:
+    """The pieces in the keeper's descriptor of this number; none where it has others by now."""
+    try:
+        descriptor = os.open(f"/proc/{os.getppid()}/fd/{int(number)}", os.O_RDONLY)
+    except OSError:
+        return []
+    try:
+        return pieces_of(descriptor, lengths) if os.fstat(descriptor).st_size == sum(lengths) > 0 else []
+    finally:
+        os.close(descriptor)

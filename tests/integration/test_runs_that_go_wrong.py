@@ -1,0 +1,128 @@
+"""Runs of the command that go wrong on the way, or stand on a run that did: what is said, and how they go on."""
+
+import json
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fakes.project import Said
+from oncurve.run.directory.folder import RunDirectory
+
+Command = Callable[..., Said]
+LENGTH = "rewards=[{kind='python', path='reward.py:length', processes=1}]"
+
+
+def weights(out: str) -> bytes:
+    return Path(out, "checkpoints/step-000003/learner.safetensors").read_bytes()
+
+
+def test_a_run_then_what_is_done_with_it_say_what_they_did(command: Command) -> None:
+    """Resumed when it is finished, trained at its place, held by another process, without its model, damaged."""
+    said = command("train", "recipe.toml", "--out", "out")
+    assert (said.code, said.err) == (0, "")
+    assert "step 3/3" in said.out
+    files = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*") if path.name != ".lock"}
+    again = command("resume", "out")
+    assert (again.code, again.err) == (0, "")
+    assert again.out.startswith("out is finished: all 3 steps are done")
+    assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*") if path.name != ".lock"} == files
+    taken = command("train", "recipe.toml", "--out", "out")
+    assert (taken.code, "oncurve resume out" in taken.err) == (2, True)
+    held = RunDirectory.open(Path("out"))
+    refusal = command("resume", "out")
+    held.close()
+    assert (refusal.code, "is in use by another oncurve run" in refusal.err) == (2, True)
+    model = Path("out/model/model.safetensors").read_bytes()
+    Path("out/model/model.safetensors").write_bytes(b"damaged")
+    assert command("resume", "out").code == 0
+    assert Path("out/model/model.safetensors").read_bytes() == model
+    Path("out/checkpoints/step-000003/learner.safetensors").write_bytes(weights("out")[:-1] + b"?")
+    damaged = command("resume", "out")
+    assert (damaged.code, "Traceback" in damaged.err) == (1, False)
+    assert "step-000003 is damaged" in damaged.err
+    assert "oncurve train out/config.toml --out ANOTHER" in damaged.err
+
+
+def test_a_bare_model_is_evaluated_by_a_recipe(command: Command) -> None:
+    said = command("eval", "model", "--recipe", "recipe.toml", "--n", "2", "--limit", "3", "--json")
+    assert said.code == 0, said.err
+    assert "prompts of the training data" in said.out
+    assert json.loads(said.out.splitlines()[-1])["prompts"] == 3
+
+
+BLOWN_UP = {
+    "3 updates in a row were skipped": [
+        "rewards=[{kind='regex', pattern='w1', weight=1e38}]",
+        "advantage.scale=none",
+    ],
+    "the policy cannot be sampled from": ["learner.learning_rate=1e30"],
+}
+
+
+@pytest.mark.parametrize("words", BLOWN_UP)
+def test_a_run_that_blows_up_stops_with_a_diagnosis_of_one_screen(command: Command, words: str) -> None:
+    said = command("train", "recipe.toml", "run.steps=9", *BLOWN_UP[words], "--out", "out")
+    assert (said.code, "Traceback" in said.err) == (1, False)
+    assert words in said.err
+    assert "a smaller learner.learning_rate" in said.err
+    assert len(said.err.splitlines()) < 20
+    if "skipped" in words:
+        assert len(list(Path("out/incidents").iterdir())) == 3
+
+
+def test_rewards_that_all_fail_stop_the_run_and_show_the_first_fault(command: Command) -> None:
+    tried = "    if 'know' in completion or 'answer' in completion:\n        return 0.0\n"  # before the model loads
+    Path("reward.py").write_text(f"def length(completion):\n{tried}    raise ValueError('of mine')\n")
+    said = command("train", "recipe.toml", LENGTH, "--out", "out")
+    assert said.code == 1
+    assert "all rewards of 8 completions have a fault (8 exception)" in said.err
+    assert "ValueError: of mine" in said.err
+    assert "oncurve/" not in said.err  # of the traceback only what is the user's
+
+
+def test_what_a_reward_prints_stays_out_of_the_output_and_what_it_asks_is_a_fault(command: Command) -> None:
+    Path("reward.py").write_text("def length(completion):\n    print('noise')\n    return len(input())\n")
+    said = command("train", "recipe.toml", LENGTH, "--out", "out")
+    assert (said.code, "EOFError" in said.err, "noise" in said.out) == (2, True, False)  # by its trial
+
+
+@pytest.fixture
+def small_files() -> Iterator[Callable[[int], None]]:
+    """Set the largest size a file may have, as a full disk would; it is lifted again at the end."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_refuses_is_a_message_and_the_run_goes_on_once_there_is_room(
+    command: Command, small_files: Callable[[int], None]
+) -> None:
+    small_files(100_000)  # the reference fits, the checkpoint does not
+    said = command("train", "recipe.toml", "--out", "out")
+    assert (said.code, "Traceback" in said.err) == (2, False)
+    assert "cannot be written: File too large" in said.err
+    small_files(resource.RLIM_INFINITY)
+    assert command("resume", "out").code == 0
+    assert command("train", "recipe.toml", "--out", "whole").code == 0
+    assert weights("out") == weights("whole")
+
+
+def test_settings_that_look_alarming_are_noted_and_run(command: Command) -> None:
+    sizes = ("learner.tokens_per_micro_batch=1", "data.prompts_per_step=9", "run.steps=1")
+    said = command("train", "recipe.toml", *sizes, "--out", "out")
+    assert (said.code, said.err) == (0, "")
+    assert "note: data.prompts_per_step = 9 is more than the 6 prompts there are" in said.out
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_the_plan_can_be_printed_whatever_the_terminal_can_write(
+    command: Command, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    monkeypatch.setattr(sys, "stdout", open("stdout", "w", encoding=encoding))  # noqa: SIM115 - closed below
+    said = command("config", "explain", "grpo")
+    sys.stdout.close()
+    assert said.code == 0
+    assert "min(" in Path("stdout").read_text(encoding=encoding, errors="replace")
