@@ -23,8 +23,7 @@ from oncurve.base.errors import DataError
 from oncurve.base.paths import is_data_set_id
 from oncurve.components import Impossible, Inert
 from oncurve.data.containers import SPLITS
-from oncurve.data.formats import FORMATS, FileRows, read_file
-from oncurve.data.hold_out import hold_out
+from oncurve.data.formats import FORMATS, read_file
 from oncurve.data.hub import read_hub
 from oncurve.data.jsonl import suffix_of
 from oncurve.data.settings import Content, DataSettings, Rows
@@ -133,7 +132,7 @@ class Files(DataSettings):
         train = self._sources("data.path", base)
         rows = _joined(train, self.weights)
         if self.eval_path is None and self.eval_split is None:
-            return hold_out(rows, self.eval_fraction)
+            return rows.hold_out(self.eval_fraction)
         return rows, _joined(self._sources("data.eval_path", base))
 
     def content(self, base: Path | None) -> Mapping[str, Content]:
@@ -149,19 +148,19 @@ class Files(DataSettings):
             return _listed(self.path), self.split or ("train" if self.eval_split and self.eval_path is None else None)
         return _listed(self.eval_path) or _listed(self.path), self.eval_split
 
-    def _sources(self, key: str, base: Path | None) -> list[list[FileRows]]:
+    def _sources(self, key: str, base: Path | None) -> list[list[Rows]]:
         """Return the files of each path, read."""
         paths, split = self._chosen(key)
         if not paths:
             raise DataError("data.path: missing; name a file of rows: JSONL, parquet or CSV")
         return [self._source(key, path, split, base) for path in paths]
 
-    def _source(self, key: str, path: str, split: str | None, base: Path | None) -> list[FileRows]:
+    def _source(self, key: str, path: str, split: str | None, base: Path | None) -> list[Rows]:
         if not _is_here(path, base) and is_data_set_id(path):
             return [self._of_hub(key, path, split)]
         return [read_file(file, key) for file in _files_of(key, path, split, base)]
 
-    def _of_hub(self, key: str, path: str, split: str | None) -> FileRows:
+    def _of_hub(self, key: str, path: str, split: str | None) -> Rows:
         if split is None and key == "data.eval_path":
             raise DataError(f'data.eval_split: missing; name the split of {path} to evaluate on, like "test"')
         return read_hub(path, self.subset, split or "train", self.revision, key)
@@ -238,14 +237,14 @@ def _is_of(split: str, file: Path, folder: Path) -> bool:
     return split in folders or any(name.startswith(split + mark) for mark in ".-_")
 
 
-def _joined(sources: Sequence[Sequence[FileRows]], weights: Sequence[float] | None = None) -> Rows:
+def _joined(sources: Sequence[Sequence[Rows]], weights: Sequence[float] | None = None) -> Rows:
     """Return the rows of all files, numbered through; `weights` has one number for each source."""
     files = [file for source in sources for file in source]
     starts = [0, *accumulate(len(file.items) for file in files)]
 
     def place(number: int) -> str:
         at = bisect_right(starts, number) - 1
-        return files[at].place(number - starts[at])
+        return files[at].place(files[at].numbers[number - starts[at]])
 
     items = files[0].items if len(files) == 1 else [row for file in files for row in file.items]
     rows = Rows(items, range(len(items)), place)

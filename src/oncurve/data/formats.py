@@ -13,32 +13,19 @@ import io
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from oncurve.base.errors import DataError
 from oncurve.data.jsonl import OTHER_FORMATS, content, first_twice, read_jsonl, suffix_of
+from oncurve.data.settings import Rows
 
 LONGEST_CELL = 2**31 - 1
 UNPACK = {".zst": ("zstd", "-d"), ".zip": ("unzip",)}
 
 
-@dataclass(frozen=True)
-class FileRows:
-    """The rows of one file. `numbers[i]` is row i's line or row in the file, from 1, and `unit` says which of them."""
-
-    name: str
-    items: Sequence[Mapping[str, Any]]
-    numbers: Sequence[int]
-    unit: str = "line"
-
-    def place(self, index: int) -> str:
-        """Return where row `index` stands, in words."""
-        return f"{self.name} {self.unit} {self.numbers[index]}"
-
-
-def read_file(file: Path, key: str = "data.path") -> FileRows:
+def read_file(file: Path, key: str = "data.path") -> Rows:
     """Return the rows of `file`; `key` is the setting that named it.
 
     Raises DataError, with the place in the file: it is missing, or no file of its format, or has no rows.
@@ -53,19 +40,12 @@ def read_file(file: Path, key: str = "data.path") -> FileRows:
     return found
 
 
-def _jsonl(file: Path, key: str) -> FileRows:
-    return FileRows(str(file), *read_jsonl(file, key))
+def _jsonl(file: Path, key: str) -> Rows:
+    items, numbers, unit = read_jsonl(file, key)
+    return Rows(items, numbers, lambda number: f"{file} {unit} {number}")
 
 
-def _csv(file: Path, key: str) -> FileRows:
-    return _separated(file, key, ",")
-
-
-def _tsv(file: Path, key: str) -> FileRows:
-    return _separated(file, key, "\t")
-
-
-def _separated(file: Path, key: str, delimiter: str) -> FileRows:
+def _separated(file: Path, key: str, delimiter: str) -> Rows:
     """Return the rows of a table with a header. Raises DataError: not UTF-8, no header, a row of another length."""
     try:
         text = content(file, key).decode("utf-8-sig")
@@ -89,7 +69,7 @@ def _separated(file: Path, key: str, delimiter: str) -> FileRows:
                 numbers.append(lines.line_num)
     except csv.Error as error:
         raise DataError(f"{file} line {lines.line_num}: not CSV: {error}") from None
-    return FileRows(str(file), rows, numbers)
+    return Rows(rows, numbers, lambda number: f"{file} line {number}")
 
 
 def _header(cells: Sequence[str], file: Path, delimiter: str) -> list[str]:
@@ -108,7 +88,7 @@ def _header(cells: Sequence[str], file: Path, delimiter: str) -> list[str]:
     return list(cells)
 
 
-def _parquet(file: Path, key: str) -> FileRows:
+def _parquet(file: Path, key: str) -> Rows:
     import pyarrow
     from pyarrow import parquet
 
@@ -120,7 +100,7 @@ def _parquet(file: Path, key: str) -> FileRows:
     if twice is not None:
         raise DataError(f"{file}: column {twice!r} occurs twice")
     rows = [{name: plain_cell(value, name, file) for name, value in row.items()} for row in table.to_pylist()]
-    return FileRows(str(file), rows, range(1, len(rows) + 1), "row")
+    return Rows(rows, range(1, len(rows) + 1), lambda number: f"{file} row {number}")
 
 
 def plain_cell(value: Any, column: str, name: Path | str) -> Any:
@@ -144,10 +124,10 @@ def plain_cell(value: Any, column: str, name: Path | str) -> Any:
     return value
 
 
-FORMATS: dict[str, Callable[[Path, str], FileRows]] = {
+FORMATS: dict[str, Callable[[Path, str], Rows]] = {
     ".jsonl": _jsonl,
     ".parquet": _parquet,
-    ".csv": _csv,
-    ".tsv": _tsv,
+    ".csv": partial(_separated, delimiter=","),
+    ".tsv": partial(_separated, delimiter="\t"),
 }
 """The reader of each format, by suffix. A folder's files are those with one of these."""

@@ -10,12 +10,13 @@ from typing import Any
 
 from oncurve.base.errors import DataError
 from oncurve.data.containers import as_rows
-from oncurve.data.formats import FileRows, plain_cell
+from oncurve.data.formats import plain_cell
+from oncurve.data.settings import Rows
 from oncurve.models.loading import offline, online, quiet
 
 
 @lru_cache(maxsize=4)  # a run reads training rows, held-out rows and their hash
-def read_hub(name: str, subset: str | None, split: str, revision: str | None, key: str) -> FileRows:
+def read_hub(name: str, subset: str | None, split: str, revision: str | None, key: str) -> Rows:
     """Return the rows of a split. `key` is the setting with the id.
 
     Raises DataError: the hub cannot be reached and the data set was not downloaded before; there is no such data set,
@@ -38,7 +39,7 @@ def read_hub(name: str, subset: str | None, split: str, revision: str | None, ke
     rows = [{column: plain_cell(value, column, name) for column, value in row.items()} for row in as_rows(found)]
     if not rows:
         raise DataError(f"{key}: the split {split} of {name} has no rows")
-    return FileRows(f"{name} {split}", rows, range(1, len(rows) + 1), "row")
+    return Rows(rows, range(1, len(rows) + 1), lambda number: f"{name} {split} row {number}")
 
 
 def _commit(name: str, revision: str | None, local: bool) -> str | None:

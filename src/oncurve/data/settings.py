@@ -13,6 +13,9 @@ from oncurve.base.errors import suggest
 from oncurve.components import Component, unflagged
 from oncurve.data.template import template_columns
 from oncurve.models.loading import RENDERING
+from oncurve.randomness import permutation
+
+HOLD_OUT_SEED = 0  # not run.seed: runs that differ in their seed are evaluated on the same rows
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,16 @@ class Rows:
     def first(self, count: int | None) -> Rows:
         """Return the first `count` rows; all of them for None."""
         return self if count is None or count >= len(self) else self.select(range(count))
+
+    def hold_out(self, fraction: float) -> tuple[Rows, Rows]:
+        """Return the rows in two parts, the second of `fraction` of them, each in its old order.
+
+        The second has at least one row where `fraction` is not 0.
+        """
+        count = min(len(self), max(1, round(fraction * len(self)))) if fraction > 0 else 0
+        held = set(permutation(HOLD_OUT_SEED, 0, len(self))[:count].tolist())
+        rest = self.select([i for i in range(len(self)) if i not in held]) if held else self
+        return rest, self.select(sorted(held))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from oncurve.components import Impossible
 from oncurve.data.columns import renamed, with_answer
 from oncurve.data.containers import as_rows
 from oncurve.data.files import Files
-from oncurve.data.hold_out import hold_out
 from oncurve.data.prompts import check_row
 from oncurve.data.settings import DataSettings, Rows
 from oncurve.tasks import KINDS as TASKS
@@ -66,7 +65,7 @@ class InMemory(DataSettings):
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """Return the rows, a bare prompt put under `prompt_column`."""
-        train, held_out = hold_out(self._rows(self.rows, "data row"), self.eval_fraction)
+        train, held_out = self._rows(self.rows, "data row").hold_out(self.eval_fraction)
         return train, self._rows(self.eval_rows, "held-out row") if self.eval_rows else held_out
 
     def _rows(self, rows: Sequence[Any], called: str) -> Rows:

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from oncurve.rewards.functions.choice import Choice as Choice
     from oncurve.rewards.functions.cosine import Cosine as Cosine, cosine_scaled as cosine_scaled
     from oncurve.rewards.functions.format import Format as Format
-    from oncurve.rewards.functions.length_cap import LengthCap as LengthCap
     from oncurve.rewards.functions.math import Math as Math
-    from oncurve.rewards.functions.overlong import Overlong as Overlong
     from oncurve.rewards.functions.python import Python as Python, path_of as path_of
-    from oncurve.rewards.functions.repetition import Repetition as Repetition
+    from oncurve.rewards.functions.shaping import LengthCap as LengthCap, Overlong as Overlong, Repetition as Repetition
     from oncurve.rewards.functions.verify import (
         Exact as Exact,
         Numeric as Numeric,

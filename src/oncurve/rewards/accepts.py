@@ -22,6 +22,10 @@ class Accepts:
     takes: tuple[str, ...] = ()
     everything: bool = False
 
+    def wants(self, name: str) -> bool:
+        """Return whether the function is given what has this name."""
+        return self.everything or name in self.takes or any(name in names for names in self.needs)
+
     def as_json(self) -> dict[str, Any]:
         """As a worker sends it; `told` reads it."""
         return asdict(self)

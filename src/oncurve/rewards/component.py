@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -39,9 +39,14 @@ class RewardComponent:
         return Accepts.told(self.runner.about)
 
     @property
+    def _offered(self) -> tuple[str, ...]:
+        """The names that are no columns."""
+        return TRL_NAMES if self.accepts.batch else OFFERED
+
+    @property
     def columns(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The columns that the reward needs (`a or b`: one of them), and others that it takes where they are there."""
-        offered = {*(TRL_NAMES if self.accepts.batch else OFFERED), "completion"}
+        offered = {*self._offered, "completion"}
         needs = [names for names in self.accepts.needs if not set(names) & offered]
         known = offered.union(*needs)
         takes = tuple(name for name in self.accepts.takes if name not in known)
@@ -51,7 +56,7 @@ class RewardComponent:
         """Return why this reward cannot score completions to the prompt of `row`, a prompt's columns, or None if it
         can.
         """
-        offered = TRL_NAMES if self.accepts.batch else OFFERED
+        offered = self._offered
         for needed in self.accepts.needs:
             if not _has(row, needed) and not set(needed) & set(offered):
                 columns = sorted(map(str, row))
@@ -65,26 +70,22 @@ class RewardComponent:
 
     def items(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
         """Return the function's items, one per completion. Raises DataError: a column is missing in a row."""
-        accepts = self.accepts
-        return [self._item(group.prompt, completion, accepts) for group, completion in _completions(groups)]
+        return [self._item(group.prompt, completion) for group in groups for completion in group.completions]
 
-    def _item(self, prompt: Prompt, completion: Completion, accepts: Accepts) -> dict[str, Any]:
+    def _item(self, prompt: Prompt, completion: Completion) -> dict[str, Any]:
         available = {
             **prompt.columns,
             "completion": completion.text,
             "prompt": prompt.text,
             "completion_ids": list(completion.ids),
         }
-        for needed in accepts.needs:
+        for needed in self.accepts.needs:
             if not set(needed) & available.keys():
                 raise DataError(
                     f"reward {self.name} needs {' or '.join(map(repr, needed))}, but row {prompt.id} of the data has "
                     f"only: {', '.join(map(str, prompt.columns)) or 'no columns'}"
                 )
-        if accepts.everything:
-            return available
-        wanted = {*accepts.takes, *(name for needed in accepts.needs for name in needed)}
-        return {name: value for name, value in available.items() if name in wanted}
+        return {name: value for name, value in available.items() if self.accepts.wants(name)}
 
     def warn_once(self, message: str, argument: object) -> None:
         """Log a warning, once in a run."""
@@ -95,16 +96,15 @@ class RewardComponent:
     def batch_item(self, groups: Sequence[Group], step: int) -> dict[str, Any]:
         """Return the item of a batch function: one for all completions of `groups`."""
         accepts = self.accepts
-        pairs = list(_completions(groups))
+        pairs = [(group, completion) for group in groups for completion in group.completions]
         rows = [group.prompt.columns for group, _ in pairs]
-        wanted = {*accepts.takes, *(name for needed in accepts.needs for name in needed)} - set(TRL_NAMES)
-        names = dict.fromkeys(name for row in rows for name in row if accepts.everything or name in wanted)
+        names = dict.fromkeys(name for row in rows for name in row if accepts.wants(name) and name not in TRL_NAMES)
         prompts, completions = zip(*(_as_trl(group.prompt, completion) for group, completion in pairs), strict=True)
         return {
             "prompts": list(prompts),
             "completions": list(completions),
             "completion_ids": [list(c.ids) for _, c in pairs] if "completion_ids" in accepts.takes else None,
-            "columns": {name: [row.get(name) for row in rows] for name in names if name not in TRL_NAMES},
+            "columns": {name: [row.get(name) for row in rows] for name in names},
             "step": step,
         }
 
@@ -113,8 +113,8 @@ class RewardComponent:
 
         Raises RewardError for a list of the wrong length.
         """
-        if not isinstance(rewards, (list, tuple)):
-            rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards
+        if hasattr(rewards, "tolist"):
+            rewards = rewards.tolist()
         if not isinstance(rewards, (list, tuple)):
             message = f"it returned {_described(rewards)} instead of a list of {expected} rewards"
             return [Reply(None, "type", message)] * expected
@@ -220,12 +220,3 @@ def _as_trl(prompt: Prompt, completion: Completion) -> tuple[Any, Any]:
     if prompt.messages is None:
         return prompt.text, completion.text
     return [dict(message) for message in prompt.messages], [{"role": "assistant", "content": completion.text}]
-
-
-def _completions(groups: Sequence[Group]) -> Iterator[tuple[Group, Completion]]:
-    return ((group, completion) for group in groups for completion in group.completions)
-
-
-def completion_count(groups: Sequence[Group]) -> int:
-    """Return how many completions the groups have together."""
-    return sum(len(group.completions) for group in groups)

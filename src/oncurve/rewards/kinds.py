@@ -5,11 +5,9 @@ from __future__ import annotations
 from oncurve.rewards.functions.choice import Choice
 from oncurve.rewards.functions.cosine import Cosine
 from oncurve.rewards.functions.format import Format
-from oncurve.rewards.functions.length_cap import LengthCap
 from oncurve.rewards.functions.math import Math
-from oncurve.rewards.functions.overlong import Overlong
 from oncurve.rewards.functions.python import Python
-from oncurve.rewards.functions.repetition import Repetition
+from oncurve.rewards.functions.shaping import LengthCap, Overlong, Repetition
 from oncurve.rewards.functions.verify import Exact, Numeric, Regex, Task, TaskSteps
 from oncurve.rewards.judge.model_judge import ModelJudge
 from oncurve.rewards.model import ModelReward, ProcessModelReward

@@ -160,8 +160,19 @@ class AnswerReward(RewardSettings):
     """Only the text after the last occurrence of this counts (`</think>`); a completion without it gets 0."""
 
     def complaint(self, row: Mapping[str, Any]) -> str | None:
-        """Return why the row's answer is neither text nor a finite number, or None if it is one of them."""
-        return unusable_answer(row, self.answer)
+        """Return why the row's answer is neither text nor a finite number, or None if it is one of them, or missing.
+
+        An empty string means that the reward does not apply to the row; null may be a mistake.
+        """
+        value = row.get(self.answer, "")
+        if value is None:
+            return f"column {self.answer!r} is empty (null); where the reward does not apply, write an empty string"
+        if isinstance(value, str):
+            return None
+        if not isinstance(value, numbers.Real):
+            held = f"a {type(value).__name__}, and an answer is text or a number: {value!r:.60}"
+            return f"column {self.answer!r} holds {held}"
+        return None if math.isfinite(value) else f"column {self.answer!r} holds {value}, which no answer can equal"
 
 
 def check_reward(reward: object) -> str | None:
@@ -172,22 +183,6 @@ def check_reward(reward: object) -> str | None:
     if type(reward).start is RewardSettings.start:
         return f"{name} lacks start(base), which says how it is run, so it is no reward"
     return unflagged(reward, ("scores_steps", "shapes", *(() if reward.verifies is None else ("verifies",))))
-
-
-def unusable_answer(row: Mapping[str, Any], column: str) -> str | None:
-    """Return why the row's `column` cannot be an answer, which is text or a finite number, or None if it can, or is
-    missing.
-
-    An empty string means that the reward does not apply to the row; null may be a mistake.
-    """
-    value = row.get(column, "")
-    if value is None:
-        return f"column {column!r} is empty (null); where the reward does not apply, write an empty string"
-    if isinstance(value, str):
-        return None
-    if not isinstance(value, numbers.Real):
-        return f"column {column!r} holds a {type(value).__name__}, and an answer is text or a number: {value!r:.60}"
-    return None if math.isfinite(value) else f"column {column!r} holds {value}, which no answer can equal"
 
 
 class WorkerSettings(RewardSettings):
@@ -244,3 +239,24 @@ class InProcess:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class Local(RewardSettings):
+    """A reward of oncurve's that is computed in this process, in time linear in the completion."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names in an item that a call gets, in this order."""
+        return ("completion",)
+
+    def start(self, base: Path | None) -> Runner:
+        """Run in this process; no user code is involved."""
+        return InProcess(self.value, Accepts(needs=tuple((name,) for name in self.reads)))
+
+    def value(self, item: Mapping[str, Any]) -> Any:
+        """Return the value of an item."""
+        return self(*(item[name] for name in self.reads))
+
+    def __call__(self, *read: Any, **named: Any) -> Any:
+        """Return the value, from what the reward `reads`."""
+        raise TypeError(f"{type(self).__name__} defines no value")

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from oncurve.rewards.accepts import Accepts
-from oncurve.rewards.functions.answers import final_answer, text_after
-from oncurve.rewards.settings import AnswerReward, InProcess, Runner
+from oncurve.rewards.functions.answers import final_answer
+from oncurve.rewards.functions.verify import Checked
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)[ ]?\{([^{}]*)\}")
 _FIRST = re.compile(r"(?i:(?:option|choice|letter)[ \t]++)?\(?[ ]?([A-Za-z]|[0-9]{1,2})[ ]?(?![\w'’+/^=-]|\.[0-9])")
@@ -28,7 +26,7 @@ _MENTIONED = re.compile(
 _ORNAMENTS = " \t*_$`\"'“”\\()[]{}"
 
 
-class Choice(AnswerReward):
+class Choice(Checked):
     r"""1 if the completion chooses the option of the answer column, 0 if it chooses another one, several or none.
 
     The choice is what the marked answer (`answers.final_answer`) begins with: `The answer is (B)`, `Answer: B. Paris`,
@@ -62,15 +60,10 @@ class Choice(AnswerReward):
             return f"column {self.answer!r} holds {answer!r:.60}, which is {among}"
         return said
 
-    def start(self, base: Path | None) -> Runner:
-        """Run in this process; no user code is involved."""
-        options = ((self.options,),) if self.options is not None else ()
-        return InProcess(self._item, Accepts(needs=(("completion",), (self.answer,), *options)))
-
-    def _item(self, item: Mapping[str, Any]) -> float | None:
-        text = text_after(item["completion"], self.after)
-        options = item[self.options] if self.options is not None else None
-        return 0.0 if text is None else self(text, item[self.answer], options)
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The completion, the answer and the options."""
+        return (*super().reads, *([] if self.options is None else [self.options]))
 
     def __call__(self, completion: str, answer: Any, options: Any = None) -> float | None:
         """Return 1.0, 0.0 or None as the class says; `options` is what its column holds. Raises ValueError: no such

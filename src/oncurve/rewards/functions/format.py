@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from oncurve.rewards.accepts import Accepts
 from oncurve.rewards.functions.answers import boxed
 from oncurve.rewards.functions.verify import Pattern
-from oncurve.rewards.settings import InProcess, Runner, WorkerSettings
+from oncurve.rewards.settings import Local, Runner, WorkerSettings
 
 Preset = Literal["think", "think_answer", "answer", "boxed", "hashes"]
+_TAG = re.compile(r"</?(?:think|answer)>")
 
 
 def think(text: str) -> bool:
@@ -32,7 +32,8 @@ def think_answer(text: str) -> bool:
 
     The form that DeepSeek-R1 was trained with (arXiv:2501.12948, table 1).
     """
-    return _is_tagged(text, ("think", "answer"))
+    found = [match[0] for match in _TAG.finditer(text)]
+    return found == ["<think>", "</think>", "<answer>", "</answer>"] and not "".join(_TAG.split(text)[::2]).strip()
 
 
 def answer(text: str) -> bool:
@@ -65,7 +66,7 @@ PRESETS: dict[str, Callable[[str], bool]] = {
 }
 
 
-class Format(WorkerSettings):
+class Format(Local, WorkerSettings):
     """1 if the completion has the form of `preset`, or if `pattern` is found in it; else 0.
 
     A form says nothing about what is right, so it is never the verifier. It is learned soon; then all completions of a
@@ -106,24 +107,10 @@ class Format(WorkerSettings):
     def start(self, base: Path | None) -> Runner:
         """Run in this process; a pattern in workers."""
         if self.pattern is not None:
-            return self.workers(
-                "oncurve.rewards.functions.matcher:Matcher", {"pattern": self.pattern, "mode": "search"}
-            )
-        return InProcess(self._item, Accepts(needs=(("completion",),)))
-
-    def _item(self, item: Mapping[str, Any]) -> float:
-        return self(item["completion"])
+            settings = {"pattern": self.pattern, "mode": "search"}
+            return self.workers("oncurve.rewards.functions.matcher:Matcher", settings)
+        return super().start(base)
 
     def __call__(self, completion: str) -> float:
         """Return 1.0 or 0.0."""
         return float(PRESETS[self.preset]("<think>" + completion if self.prompt_opens else completion))
-
-
-_TAG = re.compile(r"</?(?:think|answer)>")
-
-
-def _is_tagged(text: str, tags: tuple[str, ...]) -> bool:
-    """Return whether the tags occur once each, closed, in this order, with white space alone outside of them."""
-    found = [match[0] for match in _TAG.finditer(text)]
-    outside = _TAG.split(text)[::2]
-    return found == [part for tag in tags for part in (f"<{tag}>", f"</{tag}>")] and not "".join(outside).strip()

@@ -9,9 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from oncurve.rewards.accepts import Accepts
 from oncurve.rewards.functions.answers import final_answer, marked_number, text_after
-from oncurve.rewards.settings import AnswerReward, InProcess, RewardSettings, Runner, WorkerSettings
+from oncurve.rewards.settings import AnswerReward, Local, Runner, WorkerSettings
 from oncurve.tasks import check_steps, is_correct, read_question
 
 
@@ -27,20 +26,18 @@ Pattern = Annotated[str, AfterValidator(_compiled)]
 """A setting that is a regular expression of Python's `re`."""
 
 
-class Checked(AnswerReward):
-    """A comparison with a column that runs in this process, in time linear in the text."""
+class Checked(AnswerReward, Local):
+    """A comparison with a column: 1 for a right completion, 0 for a wrong one, None where the column has no answer."""
 
-    def start(self, base: Path | None) -> Runner:
-        """Run in this process; no user code is involved."""
-        return InProcess(self._item, Accepts(needs=(("completion",), (self.answer,))))
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The completion and the answer."""
+        return ("completion", self.answer)
 
-    def _item(self, item: Mapping[str, Any]) -> float | None:
+    def value(self, item: Mapping[str, Any]) -> Any:
+        """Return the value of the text after `after`, 0 without it."""
         text = text_after(item["completion"], self.after)
-        return 0.0 if text is None else self(text, item[self.answer])
-
-    def __call__(self, completion: str, answer: Any) -> float | None:
-        """Return 1 for a right completion, 0 for a wrong one, None where the answer column holds no answer."""
-        raise TypeError(f"{type(self).__name__} defines no comparison")
+        return 0.0 if text is None else super().value({**item, "completion": text})
 
 
 class Exact(Checked):
@@ -91,7 +88,7 @@ class Task(Checked):
         return float(is_correct(completion, str(answer)))
 
 
-class TaskSteps(RewardSettings):
+class TaskSteps(Local):
     """The built-in task's step checker: every line of a completion is a step, 1 if it is right and 0 if not.
 
     All steps after a wrong one are wrong. The completion as a whole gets 1 or 0 for its answer, as with `task`; this is
@@ -102,7 +99,7 @@ class TaskSteps(RewardSettings):
     default: ClassVar[str | None] = "task_steps"
 
     def complaint(self, row: Mapping[str, Any]) -> str | None:
-        """Return the question is one of the task's."""
+        """Return why the row's question is none of the task's, or None if it is."""
         question = row.get("question")
         try:
             read_question(question if isinstance(question, str) else "")
@@ -110,15 +107,16 @@ class TaskSteps(RewardSettings):
             return f"column 'question' holds no question of the built-in task: {question!r:.60}"
         return None
 
-    def start(self, base: Path | None) -> Runner:
-        """Run in this process; no user code is involved."""
-        return InProcess(self._item, Accepts(needs=(("completion",), ("question",))))
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The completion and the question."""
+        return ("completion", "question")
 
-    def _item(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        text, question = item["completion"], item["question"]
-        steps = check_steps(text, question)
+    def __call__(self, completion: str, question: str) -> dict[str, Any]:
+        """Return the value of the completion, and of its steps."""
+        steps = check_steps(completion, question)
         return {
-            "reward": float(is_correct(text, read_question(question))),
+            "reward": float(is_correct(completion, read_question(question))),
             "step_ends": [end for end, _ in steps],
             "step_rewards": [float(right) for _, right in steps],
         }

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import DataError, OncurveError, RewardError, TrainingError
 from oncurve.processes.pool import Reply
-from oncurve.rewards.component import LARGEST_REWARD, RewardComponent, Stepwise, checked, completion_count, within
+from oncurve.rewards.component import LARGEST_REWARD, RewardComponent, Stepwise, checked, within
 from oncurve.rewards.settings import RunnerJob
 from oncurve.types import Completion, Group, Prompt, Score
 
@@ -79,7 +79,8 @@ class RewardScoring(Closing):
         self._undo.close()
         self.overlapped_seconds = math.fsum(scored.overlapped_seconds for scored in self._components)
         self.metrics = {
-            _as_text(f"{scored.component.name}/{name}"): math.fsum(values) / len(values)
+            # as UTF-8: user code may name a metric by a lone surrogate
+            f"{scored.component.name}/{name}".encode("utf-8", "replace").decode(): math.fsum(values) / len(values)
             for scored in self._components
             for name, values in scored.metrics.items()
             if values
@@ -99,56 +100,57 @@ class RewardScoring(Closing):
         """Return the score of completion number `index`, from one reply per component."""
         values: dict[str, float | None] = {}
         terms = []
-        steps = _Steps(len(completion.text))
         part_steps: dict[str, tuple[tuple[int, float], ...]] = {}
+        steps: dict[int, float] = {}  # at each end the weighted sum; a weight of 0 has no part in it
+        whole: float | None = None  # that of the rewards for the completion alone, which stands at its end
         fault, masked = None, False
         for scored, given in zip(self._components, replies, strict=True):
             reply = within(given, len(completion.text))
-            component, value = scored.component, reply.value
+            component, value, weight = scored.component, reply.value, scored.component.settings.weight
             if reply.fault is not None:
-                fault = fault or f"{reply.fault}: {component.name}: {_last_line(reply.message)}"
+                last = reply.message.strip().rpartition("\n")[2][:300]
+                fault = fault or f"{reply.fault}: {component.name}: {last}"
                 on_error = component.settings.on_error
                 if on_error == "raise":
                     raise RewardError(
                         f"reward {component.name} failed ({reply.fault}), and its on_error is 'raise':\n{reply.message}"
                     )
-                masked = masked or (on_error == "mask" and component.settings.weight != 0)
+                masked = masked or (on_error == "mask" and weight != 0)
                 value = None if on_error == "mask" else float(on_error)
-            steps.add(value, component.settings.weight)
             if isinstance(value, Stepwise):
                 part_steps[component.name] = tuple(zip(value.ends, value.rewards, strict=True))
+                for end, step in part_steps[component.name] if weight else ():
+                    steps[end] = steps.get(end, 0.0) + weight * step
                 value = value.value
+            elif value is not None and weight:
+                whole = (whole or 0.0) + weight * value
             values[component.name] = value
             if value is not None:
-                terms.append(component.settings.weight * value)
+                terms.append(weight * value)
         reward = math.fsum(terms) if all(map(_is_usable, terms)) else math.inf
-        ends, rewards = steps.result()
+        if steps and whole is not None:
+            steps[len(completion.text)] = steps.get(len(completion.text), 0.0) + whole
+        ends = tuple(sorted(steps))
+        rewards = tuple(steps[end] for end in ends)
         valid = bool(terms) and not masked and all(map(_is_usable, (reward, *rewards)))
         if not terms and not masked:
             fault = fault or "none: no reward applies: every component returned None"
         elif not masked and not valid:
             fault = "not_finite: the weighted sum of the rewards is too large"
-        extras = self._extras(index)
+        extras = {
+            f"{scored.component.name}/{name}": logged[index]
+            for scored in self._components
+            for name, logged in scored.extras.items()
+            if logged[index] is not None
+        }
         weights = tuple(scored.component.settings.weight for scored in self._components)
         score = Score(reward if valid else 0.0, valid, values, fault, (), (), extras, (), part_steps, weights)
         if not valid or not ends:
             return score
-        tokens = self._tokens(prompt, completion, ends)
-        return replace(score, step_ends=tokens, step_rewards=rewards, step_offsets=ends)
-
-    def _tokens(self, prompt: Prompt, completion: Completion, ends: Sequence[int]) -> tuple[int, ...]:
         if self._locate is None:
             raise RewardError("a reward scored the steps of a text, and without a tokenizer their tokens are not known")
-        return self._locate(prompt, completion, ends)
-
-    def _extras(self, index: int) -> dict[str, Any]:
-        """Return the extra values logged for completion number `index`, by "component/name"; None is left out."""
-        return {
-            f"{scored.component.name}/{name}": values[index]
-            for scored in self._components
-            for name, values in scored.extras.items()
-            if values[index] is not None
-        }
+        tokens = self._locate(prompt, completion, ends)
+        return replace(score, step_ends=tokens, step_rewards=rewards, step_offsets=ends)
 
     def _all_faulted(self, scores: Sequence[Score], replies: Sequence[Sequence[Reply]]) -> str:
         count = len(scores)
@@ -168,39 +170,6 @@ class RewardScoring(Closing):
     def close(self) -> None:
         """Cancel what workers have not finished."""
         self._undo.close()
-
-
-class _Steps:
-    """The steps of one completion: at each end the weighted sum of the components' rewards for it.
-
-    A component of weight 0 has no part in it. The reward for a completion as a whole stands at the end of its text.
-    """
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self._rewards: dict[int, float] = {}
-        self._whole = 0.0
-        self._scored_whole = False
-
-    def add(self, value: Stepwise | float | None, weight: float) -> None:
-        """Add the value of one component."""
-        if not weight:
-            return
-        if isinstance(value, Stepwise):
-            for end, reward in zip(value.ends, value.rewards, strict=True):
-                self._rewards[end] = self._rewards.get(end, 0.0) + weight * reward
-        elif value is not None:
-            self._whole += weight * value
-            self._scored_whole = True
-
-    def result(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Return ends and rewards, in the order of the text; empty where no component scored steps."""
-        if not self._rewards:
-            return (), ()
-        if self._scored_whole:
-            self._rewards[self._length] = self._rewards.get(self._length, 0.0) + self._whole
-        ends = sorted(self._rewards)
-        return tuple(ends), tuple(self._rewards[end] for end in ends)
 
 
 class ComponentScoring:
@@ -268,32 +237,32 @@ class ComponentScoring:
         return [reply for index in range(len(groups)) for reply in by_group[index]]
 
     def _hand_in(self, items: Sequence[Any]) -> None:
-        try:
+        with self._sending():
             if self._job is None:
                 self._here = self.component.runner.run(items)
             else:
                 self._job.add(items)
-        except TypeError as error:
-            raise self._cannot_be_sent(error) from error
 
-    def _cannot_be_sent(self, error: TypeError) -> DataError:
-        return DataError(f"reward {self.component.name}: a column cannot be sent to its worker: {error}")
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        try:
+            yield
+        except TypeError as error:
+            raise DataError(f"reward {self.component.name}: a column cannot be sent to its worker: {error}") from error
 
     def _batch(self, groups: Sequence[Group], reply: Reply) -> list[Reply]:
         """Return the replies of one call for all; after a fault of one call per group, so that a bad item spoils one
         group.
         """
-        count = completion_count(groups)
+        count = sum(len(group.completions) for group in groups)
         if reply.fault is None:
             return self._unpacked(reply, 0, count, count)
         if len(groups) == 1:
             return [reply] * count
         last = reply.message.strip().rpartition("\n")[2]
         self.component.warn_once("reward %s failed on a whole batch (%s); it is called once per group now", last)
-        try:
+        with self._sending():
             replies = self.component.runner.run([self.component.batch_item([group], self._step) for group in groups])
-        except TypeError as error:
-            raise self._cannot_be_sent(error) from error
         found: list[Reply] = []
         for one, group in zip(replies, groups, strict=True):
             found += self._unpacked(one, len(found), len(group.completions), count)
@@ -344,14 +313,5 @@ class DeferredScoring(Closing):
         """Does nothing."""
 
 
-def _as_text(name: str) -> str:
-    """Return the name as valid UTF-8: user code may name a metric by a lone surrogate."""
-    return name.encode("utf-8", "replace").decode()
-
-
 def _is_usable(reward: float) -> bool:
     return abs(reward) <= LARGEST_REWARD  # not so for NaN
-
-
-def _last_line(message: str) -> str:
-    return message.strip().rpartition("\n")[2][:300]
