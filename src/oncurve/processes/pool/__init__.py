@@ -1,6 +1,6 @@
 """Killable worker processes, in which user code runs with a deadline and a memory limit.
 
-    pool = WorkerPool("oncurve.rewards.functions.math:checker", {"answer": "answer"}, processes=2, timeout_seconds=10)
+    pool = WorkerPool("oncurve.rewards.functions.math:Checker", {"answer": "answer"}, processes=2, timeout_seconds=10)
     replies = pool.run([{"completion": "4", "answer": "4"}, ...])       # one Reply per item, in order
 
 Covered: exceptions of any kind, `sys.exit`, `os._exit`, crashes, endless loops (also in C code that holds the
