@@ -202,7 +202,9 @@ def test_ranks_that_do_not_see_the_folder_of_the_run_are_refused(project: Path) 
 def kept(process: "subprocess.Popen[str]") -> list[psutil.Process]:
     """The processes that compute for a run on Ray, the oldest first."""
     found = [
-        child for child in psutil.Process(process.pid).children(recursive=True) if "fleets.serving" in " ".join(child.cmdline())
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "fleets.serving" in " ".join(child.cmdline())
     ]
     return sorted(found, key=lambda child: child.create_time())
 

@@ -69,7 +69,7 @@ FREE = (
 """Settings that may change between a stop and a resume: how long, how often, how fast. `run.threads` is compared with
 the environment, like other properties of a machine."""
 
-SAME_NUMBERS = {"cluster.kind": frozenset({"host", "ray"})}
+SAME_NUMBERS: dict[str, tuple[Any, ...]] = {"cluster.kind": ("host", "ray"), "cluster.mixed": (False, None)}
 """Values of a setting that give the same numbers, so that one may become another."""
 
 SMALL_BYTES = 16 << 20
@@ -194,8 +194,8 @@ def _with_younger(was: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapp
 
 
 def _same_numbers(key: str, was: Any, now: Any) -> bool:
-    values = SAME_NUMBERS.get(key, frozenset())
-    return isinstance(was, str) and isinstance(now, str) and {was, now} <= values
+    values = SAME_NUMBERS.get(key, ())
+    return was in values and now in values
 
 
 def take_up(
