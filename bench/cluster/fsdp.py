@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
+from bench.cluster.memory import memory_of_ranks, process_memory
 from bench.models import SIZES
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster
-from oncurve.cluster.sharding.shard_rank import process_memory
 from oncurve.cluster.sharding.sharded import ShardedLearner
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
@@ -102,7 +102,7 @@ def measure(size: str, dtype: str, kl_coef: float, lora_rank: int, ranks: int, f
 
     def phase(name: str, work: Callable[[], object]) -> None:
         work()
-        found.append({"phase": name, "ranks": learner.memory()})
+        found.append({"phase": name, "ranks": memory_of_ranks()})
 
     try:
         phase("start", lambda: None)

@@ -16,8 +16,8 @@ import pytest
 
 from fakes.calls import Counted, Refusing
 from oncurve.base.errors import ConfigError
-from oncurve.cluster import Ended, Failed, Fleet, HostFleet, RayFleet, Replied
 from oncurve.parallel import World
+from oncurve.processes.fleets import Failed, Fleet, HostFleet, ProcessEnded, RayFleet, Replied
 from oncurve.processes.fleets.ray_session import SESSION
 
 Make = Callable[..., Fleet]
@@ -126,14 +126,14 @@ def test_the_first_cause_of_each_end_is_said_and_another_process_takes_the_place
         (process,) = all_up(fleet, 1)
         os.kill(value_of(fleet, process, "pid"), signal.SIGSEGV)
         (event,) = until(fleet, 1)
-        assert event == Ended(process, "it was killed by signal SIGSEGV")
+        assert event == ProcessEnded(process, "it was killed by signal SIGSEGV")
         process = replaced(fleet, process)
         number = fleet.call(process, "fail")
         failed, ended = until(fleet, 2)
         assert isinstance(failed, Failed)
         assert (failed.process, failed.number, failed.lost) == (process, number, False)
         assert failed.message == "ZeroDivisionError: no luck"
-        assert ended == Ended(process, failed.message)
+        assert ended == ProcessEnded(process, failed.message)
 
 
 @pytest.mark.slow
@@ -145,10 +145,10 @@ def test_a_process_that_is_stopped_or_killed_is_replaced_while_another_works(mak
         assert isinstance(until(fleet, 1, 20.0)[0], Replied), "a process that works lives"
         os.kill(pids[0], signal.SIGSTOP)
         (event,) = until(fleet, 1)
-        assert event == Ended(stopped, "it hangs or was stopped: silent for 5 seconds (cluster.silence_seconds)")
+        assert event == ProcessEnded(stopped, "it hangs or was stopped: silent for 5 seconds (cluster.silence_seconds)")
         fleet.kill(killed, "it was late")
         (event,) = until(fleet, 1)
-        assert event == Ended(killed, "it was late")
+        assert event == ProcessEnded(killed, "it was late")
         assert all(gone(pid) for pid in pids)
         assert not set(replaced_all(fleet, 2)) & {stopped, killed}
 
@@ -223,7 +223,7 @@ OPEN_AT_THE_END = """
 import sys, time
 sys.path.append({tests!r})
 from fakes.calls import Counted
-from oncurve.cluster import {kind}
+from oncurve.processes.fleets import {kind}
 fleet = {kind}(Counted, 2)
 assert len(fleet.settled(120.0)) == 2
 """

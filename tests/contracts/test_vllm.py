@@ -168,7 +168,7 @@ def test_a_server_that_is_killed_in_a_shard_is_replaced_and_the_shard_has_the_sa
 def test_a_server_that_runs_already_gets_the_weights_and_belongs_to_one_worker(orders: Path, tmp_path: Path) -> None:
     """It was started by the documented command, with another policy of the same shape."""
     with running(tmp_path, model(2), "--max-model-len 64 --dtype float32") as (address, _):
-        HostCluster(rollout_workers=1, engine="vllm", vllm_addresses=(address,)).check_machine(torch.device("cpu"))
+        HostCluster(rollout_workers=1, engine="vllm", vllm_addresses=(address,)).check(torch.device("cpu"))
         settings: dict[str, Any] = {"addresses": (address,), "folder": str(tmp_path), "seconds": 900.0}
         with engine(**settings) as served:
             for version, policy in enumerate((model(0), model(1))):
@@ -267,7 +267,7 @@ def test_a_server_that_is_away_is_used_again_when_it_is_back(
 def test_addresses_that_cannot_be_used_are_refused_before_anything_is_loaded(orders: Path, tmp_path: Path) -> None:
     def refused(words: str, *addresses: str) -> None:
         with pytest.raises((ConfigError, ValueError), match=words):
-            HostCluster(rollout_workers=1, engine="vllm", vllm_addresses=addresses).check_machine(torch.device("cpu"))
+            HostCluster(rollout_workers=1, engine="vllm", vllm_addresses=addresses).check(torch.device("cpu"))
 
     refused(r"http://127.0.0.1:1/health did not answer \(Connection refused", "http://127.0.0.1:1")
     refused("named twice", "http://here:80/", "http://here:80")

@@ -47,3 +47,9 @@ class Counted:
 class Refusing:
     def __init__(self) -> None:
         raise ValueError("not on this machine")
+
+
+def close_and_sleep(descriptor: str, keeper: str) -> None:
+    """A process that closes its connection and does not end."""
+    os.close(int(descriptor))
+    time.sleep(600.0)

@@ -31,13 +31,11 @@ class Deadly(LocalLearner):
                 order.unlink()
                 os.kill(os.getpid(), signal.Signals[order.name.partition("-")[2]])
 
-    def accumulate_shards(self, pieces: Any, world: Any = None) -> dict[int, Accumulated]:
+    def gradient_of(self, rows: Any) -> Accumulated:
         self.obey("before")
-        return super().accumulate_shards(pieces, world) if world is not None else super().accumulate_shards(pieces)
-
-    def _fitting(self, rows: Any) -> Accumulated:
+        accumulated = super().gradient_of(rows)
         self.obey("shard")
-        return super()._fitting(rows)
+        return accumulated
 
     def apply(self, accumulated: Accumulated) -> UpdateResult:
         result = super().apply(accumulated)

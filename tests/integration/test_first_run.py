@@ -52,7 +52,7 @@ def test_options_replace_what_a_recipe_or_a_preset_says(command: Command) -> Non
     config, _, name = command_config("task", ["run.steps=7"], rewards=["math", "reward.py:length"])
     assert [reward.default_name for reward in config.rewards] == ["math", "length"]
     assert config.run.steps == 7
-    assert type(config.data).__name__ == "Task"
+    assert type(config.data).__name__ == "TaskRows"
     config, _, name = command_config("gsm8k", data="data.jsonl", presets=["dr_grpo", "lora"])
     assert config.advantage.model_dump()["scale"] == "none"
     assert config.lora.rank == 16
@@ -104,6 +104,7 @@ def test_a_file_of_rows_is_data_as_a_word_and_for_an_evaluation(command: Command
         for words in (["--data", "data.jsonl"], ["data.jsonl"])
     )
     assert (one.code, one.out) == (0, two.out), one.err
+    assert "prompts of data.jsonl" in one.out
 
 
 def test_a_run_is_evaluated_on_all_rows_of_other_data(command: Command) -> None:
@@ -132,6 +133,7 @@ def test_a_tenth_of_enough_rows_is_held_out_and_evaluated_unless_a_word_says_oth
     assert held_out(200, "data.template=null", of="gsm8k") == (4, 50)
     said = command("config", "explain", "model", "rows.jsonl", "--reward", "exact")
     assert "Evaluation before step 1 and every 50 steps on" in said.out
+    assert "by default 0.1 of the rows is held out, and evaluated every 50 steps" in said.err
 
 
 @pytest.mark.parametrize("name", starters())

@@ -12,13 +12,13 @@ from oncurve import GRPO
 from oncurve.kl import k3
 from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights, Weights
-from oncurve.rollout import InProcessEngine
+from oncurve.rollout import EngineBase, InProcessEngine
 from oncurve.types import Prompt, TrainBatch
 
 PROMPTS = torch.arange(6)[:, None] % 11
 
 
-class LaggingEngine:
+class LaggingEngine(EngineBase):
     """Samples with the weights that it was given last but one; every other group with the last where `mixed`."""
 
     def __init__(self, inner: InProcessEngine, exact: bool = False, mixed: bool = False) -> None:

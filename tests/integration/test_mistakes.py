@@ -196,7 +196,7 @@ COMMANDS = {
     "plan recipe.toml --machine h200x": "did you mean 'h200'?",
     "plan recipe.toml --memory lots": "a machine is missing",
     "plan --model nope": "'nope': unknown",
-    "plan --parameters many": "expected a number of parameters",
+    "plan --parameters many": "expected a number above 0, like 7B",
     "config show nope": "there is no recipe, preset or model 'nope' here",
     "config explain grpo kl.coef=x": "kl.coef: expected a number",
     "config explain task --preset grop": "--preset: there is no recipe or preset 'grop'; did you mean 'grpo'?",

@@ -24,9 +24,9 @@ from fakes.toy_cluster import toy_cluster
 from fakes.vllm_server import server_program
 from oncurve import durable
 from oncurve.base.errors import ConfigError
-from oncurve.cluster import Ended, RayCluster, RayFleet
+from oncurve.cluster import RayCluster
 from oncurve.models import LocalWeights
-from oncurve.processes.fleets import ray_fleet
+from oncurve.processes.fleets import ProcessEnded, RayFleet, ray_fleet
 from oncurve.processes.fleets.devices import Gpus
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
@@ -231,9 +231,9 @@ def run_of_other_versions(name: str, value: str, *arguments: str) -> "subprocess
     code = f"""
 import sys
 from oncurve import cli
-from oncurve.processes.fleets import kept
-true = kept._versions
-kept._versions = lambda: true() | {{{name!r}: {value!r}}}
+from oncurve.processes.fleets import recipe
+true = recipe._versions
+recipe._versions = lambda: true() | {{{name!r}: {value!r}}}
 sys.argv = ["oncurve", *{list(arguments)!r}]
 sys.exit(cli.main())
 """
@@ -278,6 +278,15 @@ def test_mixed_accepts_workers_of_another_torch_and_gives_up_that_they_are_exact
     assert "the old log-probs are recomputed before the first update" in said
     last = metrics_of(project / "out")[-1]
     assert last["cluster/workers_alive"] == 2
+
+
+@ray_is_here
+@pytest.mark.slow
+def test_ranks_of_another_torch_are_refused_also_where_workers_are_not(project: Path) -> None:
+    both = [*RAY, "cluster.mixed=true", "cluster.rollout_workers=1", "cluster.learner_ranks=2", "--out", "out"]
+    run = run_of_other_versions("torch", "2.99.0", "train", "recipe.toml", *both)
+    assert run.returncode != 0
+    assert f"has torch {torch.__version__}, and the run has 2.99.0: their bits may differ" in run.stderr
 
 
 def servers_of(project: Path) -> list[psutil.Process]:
@@ -349,7 +358,7 @@ def machines_come_and_go() -> None:
         deadline, events = time.monotonic() + 60, list[Any]()
         while not events and time.monotonic() < deadline:
             events = fleet.wait(1.0)
-        assert isinstance(events[0], Ended), events
+        assert isinstance(events[0], ProcessEnded), events
         assert any(words in events[0].cause for words in ("its machine", "the connection to the process")), events
         living = fleet.settled(1.0)
         assert len(living) == 2, living

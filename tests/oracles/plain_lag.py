@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from oncurve.models import LocalWeights, Weights
-from oncurve.rollout import RolloutEngine
+from oncurve.rollout import EngineBase, RolloutEngine
 from oncurve.types import Group, Prompt
 
 
-class PlainLag:
+class PlainLag(EngineBase):
     """Step n is sampled by the weights that `follow` gave for step n - lag, or by the first."""
 
     exact = True

@@ -6,24 +6,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+import oncurve
 from fakes.calls import Counted
 from fakes.waiting import until
 from oncurve.base.closing import reap
-from oncurve.cluster.vllm import minder
-from oncurve.cluster.vllm.minder import Minder
-from oncurve.processes.fleets import HostFleet, host_fleet, host_nursery
-from oncurve.processes.fleets.host_nursery import HostNursery
+from oncurve.processes import Minder, minder
+from oncurve.processes.fleets import HostFleet, host_fleet, nursery
 from oncurve.processes.fleets.keeper import keeper_class
+from oncurve.processes.fleets.nursery import HostNursery
 from oncurve.processes.pool import WorkerPool, worker
 
 LIMITS = [
-    (host_nursery, "_MOMENT_SECONDS"),
-    (host_nursery, "_END_SECONDS"),
+    (nursery, "_MOMENT_SECONDS"),
+    (nursery, "_END_SECONDS"),
     (worker, "_SLOWEST_END_SECONDS"),
     (minder, "_END_SECONDS"),
 ]
@@ -95,8 +96,9 @@ def test_a_fleet_that_is_closed_while_another_nursery_starts_ends_that_one_too(m
 
 def test_a_keeper_waits_for_the_process_that_it_has_killed() -> None:
     """It closes its connection, and does not end by itself."""
-    boot = "import os, sys, time; os.close(int(sys.argv[2])); time.sleep(600)"
-    keeper = keeper_class()(boot, "", b"", {})
+    tests = str(Path(__file__).parents[1])
+    source = str(Path(oncurve.__file__).parents[1])
+    keeper = keeper_class()("fakes.calls:close_and_sleep", source, b"", {"PYTHONPATH": tests})
     said: str | None = None
     while said is None:
         _, said = keeper.listen()

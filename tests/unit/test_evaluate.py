@@ -1,4 +1,5 @@
 import itertools
+import json
 import math
 import random
 from collections import Counter
@@ -22,7 +23,7 @@ from oncurve.evaluate import (
 from oncurve.evaluate.first_wrong import find_first_wrong, first_wrong, score_first_wrong
 from oncurve.rewards import Accepts, DeferredScoring, InProcess, ModelReward, RewardSet, RewardSettings
 from oncurve.rewards.scoring.rewardset import verifier_of
-from oncurve.rollout import Sampling
+from oncurve.rollout import EngineBase, Sampling
 from oncurve.types import Completion, Group, LabelledSteps, Prompt, Score
 
 GREEDY = Sampling(group_size=1, temperature=0)
@@ -132,7 +133,7 @@ def test_what_a_completion_votes_for(text, answer) -> None:
     assert vote_of(text) == answer
 
 
-class Answers:
+class Answers(EngineBase):
     """An engine that writes given texts: of each prompt's the first `group_size`."""
 
     def __init__(self, texts: list[list[str]]) -> None:
@@ -186,6 +187,36 @@ def test_evaluate_greedy_and_sampled() -> None:
     assert result.invalid == 1
     assert set(engine.draws) == {EVALUATION_DRAW}
     assert result.mean_length == pytest.approx((4 + 4 + 8) / 12)
+
+
+def test_evaluation_as_json_and_as_metrics() -> None:
+    result = evaluate(
+        Answers([["a", "b"]] * 4), Equals(), prompts(4), greedy=GREEDY, sampled=Sampling(group_size=2), ks=(2,)
+    )
+    read = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert read["greedy_accuracy"] == wilson(4, 4).to_list()
+    assert read["pass_at_k"] == {"2": wilson(4, 4).to_list()}
+    metrics = result.to_metrics()
+    assert metrics["eval/accuracy"] == 1.0
+    assert metrics["eval/reward"] == 0.5
+    assert metrics["eval/maj@2"] == 0.5
+    assert metrics["eval/pass@2"] == 1.0
+
+
+def test_one_prompt_gives_no_interval() -> None:
+    one, two = (
+        evaluate(Answers([["a", "b"]] * count), Equals(), prompts(count), sampled=Sampling(group_size=2), ks=(1,))
+        for count in (1, 2)
+    )
+    assert "0.5000   no interval from one prompt" in one.text()
+    assert "no interval from" not in two.text()
+
+
+def test_what_is_correct_can_be_said_otherwise() -> None:
+    result = evaluate(Answers([["ab"]]), Equals(), prompts(1), greedy=GREEDY, correct=lambda score: score.reward >= 0.5)
+    assert result.greedy_correct == (True,)
+    assert result.mean_reward is None
+    assert result.pass_at_k == {}
 
 
 def test_evaluate_refuses_nothing_to_do() -> None:

@@ -133,7 +133,7 @@ def test_what_workers_print_is_passed_on_through_the_door(capfd: pytest.CaptureF
 
 
 SOURCE = Path(__file__).parents[2] / "src" / "oncurve"
-DOOR = {"base/output.py", "display/screen.py", "cluster/vllm/minder.py"}  # the minder writes the log of its server
+DOOR = {"base/output.py", "display/screen.py", "processes/minder.py"}  # the minder writes the log of its server
 SAYS = {"print", "typer.echo", "typer.secho", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write",
         "sys.__stdout__.write", "sys.__stderr__.write", "Console", "rich.print", "rich.console.Console",
         "warnings.warn"}  # fmt: skip

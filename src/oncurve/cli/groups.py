@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from oncurve.base.errors import ConfigError
 from oncurve.base.imports import only_looking, trust_all
 from oncurve.base.output import say
 from oncurve.cli.dialects import dialect_app
 from oncurve.cli.help import CommandWithExamples
 
 config_app = typer.Typer(no_args_is_help=True, help="Show or explain a configuration.")
-config_app.add_typer(dialect_app)
 data_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's data before a run.")
 reward_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's rewards before a run.")
 reward_model_app = typer.Typer(no_args_is_help=True, help="Train a reward model, or make its training data.")
@@ -36,7 +36,6 @@ Preset = Annotated[list[str] | None, typer.Option("--preset", help="The algorith
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Settings that override the recipe's.", metavar="SECTION.KEY=VALUE")
 ]
-
 
 Trust = Annotated[
     bool,
@@ -95,9 +94,7 @@ def data_check(
 
     config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "data check")
     found = check_data_of(config, base)
-    say(found.text())
-    if as_json:
-        say(json.dumps(found.to_json()))
+    show(found, as_json)
     if found.problems:
         raise typer.Exit(2)
 
@@ -132,9 +129,7 @@ def reward_check(
 
     config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "reward check")
     found = check_rewards_of(config, base, sample, completions, column, prompts, n)
-    say(found.text())
-    if as_json:
-        say(json.dumps(found.to_json()))
+    show(found, as_json)
     if found.worthless:
         raise typer.Exit(2)
 
@@ -179,13 +174,19 @@ def reward_model_label(
     trust: Trust = False,
 ) -> None:
     """Label a policy's samples, as training data (JSONL)."""
-    from oncurve.base.errors import ConfigError
     from oncurve.run import command_config, label_samples
 
     if kind not in ("preferences", "steps"):
         raise ConfigError(f'--kind: expected "preferences" or "steps", got {kind!r}')
     config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "reward-model label")
     label_samples(config, base, out, kind, prompts, verifier, continuations)  # type: ignore[arg-type]
+
+
+def show(found: Any, as_json: bool) -> None:
+    """Print a result that has `text()` and `to_json()`, the latter as the last line where `as_json`."""
+    say(found.text())
+    if as_json:
+        say(json.dumps(found.to_json()))
 
 
 def exit_with(stopped_by: str | None) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand
@@ -13,63 +15,12 @@ from oncurve.base.errors import ConfigError
 
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 
-EXAMPLES = {
-    "train": (
-        "oncurve train Qwen/Qwen2.5-0.5B-Instruct --data train.jsonl --reward math",
-        "oncurve train gsm8k.toml learner.learning_rate=2e-6 --out runs/gsm8k",
-        "oncurve train --config rlox.yaml model.path=MODEL --data train.jsonl --reward math",
-        "oncurve train --verl ppo.yaml trainer.total_epochs=1",
-    ),
-    "init": ("oncurve init", "oncurve init gsm8k --out mine.toml"),
-    "resume": ("oncurve resume runs/gsm8k", "oncurve resume runs/gsm8k run.steps=500"),
-    "runs": ("oncurve runs", "oncurve runs runs/gsm8k --json"),
-    "export": (
-        "oncurve export runs/gsm8k --step best --out best",
-        "oncurve export runs/gsm8k --to inspect",
-    ),
-    "data check": (
-        "oncurve data check gsm8k.toml",
-        "oncurve data check Qwen/Qwen2.5-0.5B-Instruct --data train.jsonl --reward math",
-    ),
-    "reward check": (
-        "oncurve reward check gsm8k.toml --sample",
-        "oncurve reward check gsm8k.toml --completions rows.jsonl",
-    ),
-    "eval": (
-        "oncurve eval runs/gsm8k --n 8",
-        "oncurve eval Qwen/Qwen2.5-0.5B-Instruct --data test.jsonl --reward math --limit 200",
-    ),
-    "demo": ("oncurve demo", "oncurve demo --ppo --out runs/demo"),
-    "report": ("oncurve report runs/gsm8k", "oncurve report runs/task"),
-    "doctor": ("oncurve doctor runs/gsm8k", "oncurve doctor runs/gsm8k --json"),
-    "plan": (
-        "oncurve plan gsm8k.toml rollout.group_size=16",
-        "oncurve plan --parameters 7B --machine h100 --completion-tokens 2048",
-    ),
-    "config show": ("oncurve config show gsm8k", "oncurve config show dapo kl.coef=0.01"),
-    "config from-verl": (
-        "oncurve config from-verl ppo.yaml trainer.total_epochs=1",
-        "oncurve config from-verl algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=5 --out mine.toml",
-    ),
-    "config explain": ("oncurve config explain dr_grpo", "oncurve config explain gsm8k.toml objective.kind=gspo"),
-    "config from-openrlhf": (
-        "oncurve config from-openrlhf --pretrain MODEL --advantage_estimator group_norm --n_samples_per_prompt 8",
-        "oncurve config from-openrlhf --pretrain MODEL --advantage_estimator rloo --n_samples_per_prompt 4",
-    ),
-    "reward-model train": (
-        "oncurve reward-model train pairs.toml --out runs/reward",
-        "oncurve reward-model train reward_models/sentiment data.path=pairs.jsonl reward_model.path=MODEL",
-    ),
-    "reward-model label": (
-        "oncurve reward-model label gsm8k.toml --out pairs.jsonl",
-        "oncurve reward-model label gsm8k.toml --kind steps --continuations 4 --out steps.jsonl",
-    ),
-}
+EXAMPLES: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("examples.toml").read_text(encoding="utf-8"))
 """Command lines of each command, for its help."""
 
 
 def _lists(name: str) -> dict[str, list[str]]:
-    """Words that a command takes, for the end of its help."""
+    """Return words that a command takes, for the end of its help."""
     from oncurve.base.shipped import PRESETS, RECIPES, shipped
 
     if name in ("train", "config show", "config explain", "data check", "reward check", "init"):

@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from oncurve.base.errors import OncurveError, UserError, command, notes_of
+from oncurve.base.errors import ConfigError, OncurveError, UserError, command, notes_of
 from oncurve.base.imports import only_looking, trusting
 from oncurve.base.output import Terminal, complain, installed, own_process, say
-from oncurve.base.paths import permitted
+from oncurve.base.paths import permitted, working_directory
 from oncurve.cli.dialects import config_of_file, train_by_verl
 from oncurve.cli.groups import (
     RECIPE,
@@ -35,6 +35,7 @@ from oncurve.cli.groups import (
     exit_with,
     reward_app,
     reward_model_app,
+    show,
 )
 from oncurve.cli.help import CommandWithExamples
 
@@ -76,8 +77,6 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
         say(f"oncurve {__version__}")
         raise typer.Exit
-    from oncurve.base.paths import working_directory
-
     working_directory()
 
 
@@ -107,7 +106,6 @@ def train(
     named = str(file or recipe or "")
     if named and "=" not in named and Terminal().isatty():  # `sys.stdout` itself is `Plain`, which is no terminal
         say(f"loading {named} ...")  # the imports below take seconds
-    from oncurve.base.errors import ConfigError
     from oncurve.run import command_config, train_or_resume, train_recipe
 
     words = [*([] if recipe is None else [recipe]), *(overrides or [])]
@@ -204,7 +202,6 @@ def export(
 
     The run may be going on.
     """
-    from oncurve.base.errors import ConfigError
     from oncurve.run import export_logs, export_run
 
     if to not in ("huggingface", "inspect"):
@@ -248,9 +245,7 @@ def evaluate_command(
         reward=reward or [],
         presets=preset or [],
     )
-    say(evaluation.text())
-    if as_json:
-        say(json.dumps(evaluation.to_json()))
+    show(evaluation, as_json)
 
 
 @app.command(cls=CommandWithExamples)
@@ -264,7 +259,6 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train the shipped tiny model to reason, in minutes."""
-    from oncurve.base.errors import ConfigError
     from oncurve.demo import run_demo
 
     if process and ppo:
@@ -319,9 +313,7 @@ def plan_command(
         config = config.model_copy(update={"model": config.model.model_copy(update={"trust_remote_code": False})})
         known = (model, parameters, prompt_tokens, (machine, memory, tflops, bandwidth), words)
         found = forecast_command(config, base, recipe or "no recipe", *known, lambda line: complain(f"{line} ..."))
-    say(found.text())
-    if as_json:
-        say(json.dumps(found.to_json()))
+    show(found, as_json)
     if not found.fits:
         raise typer.Exit(1)
 

@@ -1,9 +1,9 @@
 """More processes than one: the ranks of a learner, the workers of a rollout, and the fleets that they run in.
 
 settings.py      the kinds of `[cluster]`
-keys.py          the settings of all kinds that have several processes; in words: sentences.py
-processes.py     how ranks and workers are made by these settings; ray_cluster.py: Ray's kind
-fleets/          processes that are placed, watched and replaced: on this machine, or by Ray
+keys.py          the settings of all kinds that have several processes
+facts.py         what other parts need to know of them, and the sentences of the plan
+making.py        how ranks and workers are made by these settings; ray_cluster.py: Ray's kind
 ranks/           a learner of several ranks that each have the whole model
 sharding/        a learner whose ranks divide the model among them by FSDP2
 workers/         a rollout engine of several workers, which decode fixed shards by one version of the weights
@@ -13,10 +13,11 @@ Covered: copied ranks and workers that are killed, that hang or are stopped, tha
 at any time; a nursery that is killed; a run that is killed. None of them changes a bit of the result.
 A rank with a part of the model that is lost sends the run back to its last checkpoint, and on to the same bits.
 With vLLM servers no fault ends a run either, but the tokens are vLLM's, and so are not those of one process.
-Built and not run: GPUs (fleets/devices.py).
+Built and not run: GPUs (processes/fleets/devices.py).
 Not covered: shards of a model on GPUs, ranks of a critic, the training of reward models.
 """
 
+from oncurve.cluster.facts import ClusterFacts as ClusterFacts
 from oncurve.cluster.making import ProcessCluster as ProcessCluster
 from oncurve.cluster.ranks import FleetLearner as FleetLearner, Rank as Rank
 from oncurve.cluster.ray_cluster import RayCluster as RayCluster
@@ -33,15 +34,4 @@ from oncurve.cluster.workers import (
     Snapshot as Snapshot,
     Worker as Worker,
     rollout_shards as rollout_shards,
-)
-from oncurve.processes.fleets import (
-    Ended as Ended,
-    Failed as Failed,
-    Fleet as Fleet,
-    Health as Health,
-    HostFleet as HostFleet,
-    Kill as Kill,
-    RayFleet as RayFleet,
-    Replied as Replied,
-    Start as Start,
 )

@@ -16,9 +16,8 @@ def check_port(address: str) -> None:
 
 
 class ProcessSettings(Component):
-    """What is set of ranks and workers, and what follows from it."""
+    """Settings of ranks and workers, and what follows from it."""
 
-    alone: ClassVar[bool] = False
     where: ClassVar[str] = "this machine"
 
     rollout_workers: int = Field(default=0, ge=0, le=1024)
@@ -158,36 +157,21 @@ class ProcessSettings(Component):
         return max(self.rank_threads, self.worker_threads)
 
     @property
-    def processes(self) -> int:
-        """The ranks."""
-        return self.learner_ranks
-
-    @property
     def divided(self) -> bool:
-        """Whether each rank has its part of the model alone."""
+        """Return whether each rank has its part of the model alone."""
         return self.sharding == "fsdp"
 
     @property
-    def workers(self) -> int:
-        """The processes that sample."""
-        return self.rollout_workers
-
-    def idle_workers(self, groups: int) -> int:
-        """How many workers get no shard of a rollout of so many groups."""
-        shards = -(-groups // self.shard_groups)
-        return max(0, self.rollout_workers - shards)
-
-    @property
     def on_this_machine(self) -> bool:
-        """Whether all processes are on this machine."""
+        """Return whether all processes are on this machine."""
         return True
 
     @property
     def exact(self) -> bool:
-        """Whether the workers sample with oncurve's own engine."""
+        """Return whether the workers sample with oncurve's own engine."""
         return not self.served
 
     @property
     def served(self) -> bool:
-        """Whether vLLM servers sample."""
+        """Return whether vLLM servers sample."""
         return self.engine == "vllm"

@@ -1,4 +1,4 @@
-"""How the processes of a cluster are made by its settings: ranks of a learner, workers of a rollout."""
+"""The processes of a cluster, made by its settings: ranks of a learner, workers of a rollout."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from oncurve.base.errors import ConfigError
+from oncurve.cluster.facts import ClusterFacts, sentences_of
 from oncurve.cluster.keys import ProcessSettings
 from oncurve.cluster.ranks import FleetLearner, Rank
-from oncurve.cluster.sentences import sentences_of
 from oncurve.cluster.vllm import ServerFaultError, VllmServer, VllmSettings, VllmWorker, vllm_engine, vllm_program
-from oncurve.cluster.workers import BUCKET_SECONDS, Broadcast, Carrier, FleetEngine, InMemory, OnDisk, Worker
+from oncurve.cluster.workers import BUCKET_SECONDS, Broadcast, Carrier, DiskCarrier, FleetEngine, ObjectCarrier, Worker
 from oncurve.learner import Learner, LocalLearner
 from oncurve.models import CausalModel, module_device
 from oncurve.processes.fleets import CPU, Fleet, Gpus, Placement, check_settings, gpus_of, placed
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from oncurve.cluster.sharding import ShardedLearner
 
 Part = Literal["ranks", "workers"]
-"""What the processes of a fleet are for."""
+"""The purpose of a fleet's processes."""
 
 
 class ProcessCluster(ProcessSettings):
@@ -99,12 +99,12 @@ class ProcessCluster(ProcessSettings):
         if self.divided or isinstance(learner, FleetLearner):  # and not one with a critic
             cast("FleetLearner | ShardedLearner", learner).rest()
 
-    def check_machine(self, device: torch.device) -> None:
+    def check(self, device: torch.device) -> None:
         """Raises ConfigError: `weights_folder` cannot be written to, NCCL is asked for without GPUs, the workers are
         to start vLLM servers, and vllm is not on PATH, or a server that they are to use does not answer, or lacks what
         a run needs."""
         if self.weights_folder:
-            OnDisk.check(Path(self.weights_folder))
+            DiskCarrier.check(Path(self.weights_folder))
         if (gpus := gpus_of(device)) is not None:
             check_settings(self.served, self.weights == "nccl", self.rollout_gpus)
             self.placement(gpus)
@@ -133,70 +133,73 @@ class ProcessCluster(ProcessSettings):
         seed: int = 0,
     ) -> RolloutEngine:
         """An engine that decodes shards by `rollout_workers` processes, or in this one."""
-        if self.engine == "vllm":
-            return self._vllm(local, sampling, partial(vllm_engine, sampling, tokenizer, tuple(eos_ids), seed))
+        served = partial(vllm_engine, sampling, tokenizer, tuple(eos_ids), seed)
 
         def make_fleet(model: CausalModel) -> Fleet:
             """The workers' fleet, as soon as there is a model to copy."""
+            if self.served:
+                return self._servers(model, served)
             gpus = seen_by(model)
             device = CPU if gpus is None else torch.device(gpus.device)
             make_worker = partial(Worker, model, build, self.worker_threads, device)
             return self.fleet(make_worker, self.rollout_workers, "workers", gpus)
 
-        workers = make_fleet if self.rollout_workers else None
-        shards, threads, wait = self.shard_groups, self.worker_threads, self.wait_seconds
-        carrier, count = self._carrier(), self.rollout_workers
         return FleetEngine(
             local,
             sampling,
-            workers,
-            shards,
-            threads,
-            wait,
-            carrier,
+            make_fleet if self.rollout_workers else None,
+            self.shard_groups,
+            self.worker_threads,
+            self.wait_seconds,
+            self._carrier(),
+            self.wait_seconds if self.served else 0.0,
             exact=self.exact,
-            workers=count,
+            workers=self.rollout_workers,
         )
 
     def _carrier(self) -> Carrier:
         if self.weights == "gloo" or self.weights == "nccl":
             return Broadcast(self.weights, min(self.wait_seconds, BUCKET_SECONDS))
-        return OnDisk(self.weights_folder) if self.weights == "disk" else InMemory()
+        return DiskCarrier(self.weights_folder) if self.weights == "disk" else ObjectCarrier()
 
-    def _vllm(
-        self, local: RolloutEngine, sampling: Sampling, make: Callable[[VllmSettings], RolloutEngine]
-    ) -> RolloutEngine:
-        def make_fleet(model: CausalModel) -> Fleet:
-            """The workers' fleet, as soon as there is a model to copy."""
-            if model.adapter is not None and model.adapter.quantized:
-                raise ConfigError(
-                    'cluster.engine: "vllm" gets whole weights, and a quantised base has none; set it to "own"'
-                )
-            folder = _shared_folder(self.weights_folder) if self.vllm_addresses else None
-            gpus = None if self.vllm_addresses else seen_by(model)
-            settings = VllmSettings(
-                self.vllm_addresses,
-                "" if folder is None else folder.name,
-                self.vllm_arguments,
-                self.wait_seconds,
-                self.silence_seconds,
-                max(1, self.rollout_gpus) if gpus is not None else 1,
+    def _servers(self, model: CausalModel, make: Callable[[VllmSettings], RolloutEngine]) -> Fleet:
+        """Return a fleet of workers that have a vLLM server each."""
+        if model.adapter is not None and model.adapter.quantized:
+            raise ConfigError(
+                'cluster.engine: "vllm" gets whole weights, and a quantised base has none; set it to "own"'
             )
-            worker = partial(VllmWorker, model, partial(make, settings), self.worker_threads)
-            fleet = self.fleet(worker, self.rollout_workers, "workers", gpus)
-            if folder is not None:
-                weakref.finalize(fleet, folder.cleanup)
-            return fleet
-
-        shards, threads, wait = self.shard_groups, self.worker_threads, self.wait_seconds
-        workers = self.rollout_workers
-        return FleetEngine(
-            local, sampling, make_fleet, shards, threads, wait, self._carrier(), wait, exact=False, workers=workers
+        folder = _shared_folder(self.weights_folder) if self.vllm_addresses else None
+        gpus = None if self.vllm_addresses else seen_by(model)
+        settings = VllmSettings(
+            self.vllm_addresses,
+            "" if folder is None else folder.name,
+            self.vllm_arguments,
+            self.wait_seconds,
+            self.silence_seconds,
+            max(1, self.rollout_gpus) if gpus is not None else 1,
         )
+        worker = partial(VllmWorker, model, partial(make, settings), self.worker_threads)
+        fleet = self.fleet(worker, self.rollout_workers, "workers", gpus)
+        if folder is not None:
+            weakref.finalize(fleet, folder.cleanup)
+        return fleet
 
-    def sentences(self) -> list[str]:
-        """How rollouts and updates are shared."""
-        return sentences_of(self)
+    @property
+    def facts(self) -> ClusterFacts:
+        """Facts that other parts need."""
+        return ClusterFacts(
+            alone=False,
+            on_this_machine=self.on_this_machine,
+            processes=self.learner_ranks,
+            divided=self.divided,
+            offload=self.offload,
+            workers=self.rollout_workers,
+            shard_groups=self.shard_groups,
+            lag=self.lag,
+            exact=self.exact,
+            served=self.served,
+            sentences=tuple(sentences_of(self)),
+        )
 
 
 def _shared_folder(parent: str) -> tempfile.TemporaryDirectory[str]:

@@ -59,24 +59,24 @@ class RayCluster(ProcessCluster):
             check_port(value)
         return value
 
-    def check_machine(self, device: torch.device) -> None:
+    def check(self, device: torch.device) -> None:
         """Raises ConfigError: as with every kind of processes, and where no Ray answers at the `address`."""
-        super().check_machine(device)
+        super().check(device)
         if self.address:
             check_address(self.address)
 
     @property
     def on_this_machine(self) -> bool:
-        """Whether the Ray is one of this run, here."""
+        """Return whether the Ray is one of this run, here."""
         return not self.address
 
     @property
     def exact(self) -> bool:
-        """Whether the workers have oncurve's own engine, and the versions of this process."""
+        """Return whether the workers have oncurve's own engine, and the versions of this process."""
         return super().exact and not self.mixed
 
     def placement(self, gpus: Gpus) -> Placement:
-        """None: Ray chooses. Raises ConfigError: workers would share the GPU of this process."""
+        """Return no GPUs: Ray chooses. Raises ConfigError: workers would share the GPU of this process."""
         if self.rollout_workers and not self.rollout_gpus and not self.vllm_addresses:
             raise ConfigError(
                 "cluster.rollout_gpus: workers that Ray has placed cannot share the GPU of rank 0, which may be on "

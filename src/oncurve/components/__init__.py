@@ -14,6 +14,7 @@ from oncurve.components.capabilities import (
 )
 from oncurve.components.spec import (
     Component as Component,
+    as_written as as_written,
     build as build,
     component_class as component_class,
     kind_of as kind_of,

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.base.hints import kind_for, word_for
-from oncurve.base.imports import FILE_MODULE, locate, looking
+from oncurve.base.imports import FILE_MODULE, locate, looking, only_looking
 
 Settings = TypeVar("Settings", bound="Component")
 
@@ -163,6 +163,21 @@ def build(
     if problems:
         raise ConfigError("\n".join(problems.values()))
     return component
+
+
+def as_written(
+    settings: Mapping[str, Any] | None, kinds: Mapping[str, type[Component]], default_kind: str
+) -> Component | None:
+    """Return the component of a table of a resolved configuration, for what it states of itself; no code is imported.
+
+    None: it is one of the user's, or a version of oncurve that has other keys wrote the table.
+    """
+    with only_looking():
+        try:
+            component = build(settings or {}, kinds, "", default_kind)
+        except ConfigError:
+            return None
+    return None if any(part.unread for part in (component, *nested_in(component))) else component
 
 
 def _unread(kind: str, values: Mapping[str, Any], kinds: Mapping[str, type[Component]]) -> Component:

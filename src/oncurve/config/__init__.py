@@ -1,13 +1,12 @@
 """The whole configuration of a run: its sections, where they come from, what is impossible, and what it says.
 
-sections.py   the sections and their defaults     layers.py     presets, recipes and overrides, one over another
-loading.py    files and tables to a `RunConfig`    schema.py     what a key may be, and what to say of one that is not
-rules.py      what is impossible, missing, inert  in_words.py   the plan: sentences that say what a run will do
-equation.py   the objective as it is computed     arguments.py  arguments of Python functions as keys
-columns.py    the columns that rewards read       notes.py      notes of the plan on settings that look like a mistake
-starting.py   shipped recipes as files of one's own   yaml_text.py   YAML, bounded before it is built
+sections.py   the sections and their defaults     layers.py      presets, recipes and overrides, one over another
+loading.py    files and tables to a `RunConfig`   schema.py      what a key may be, and what to say of one that is not
+rules/        what is impossible, missing, inert; the columns that rewards read; a rule's sentence is in a TOML file
+sentences/    the plan: what a run will do; its notes, whose sentences are a TOML file; the objective as an equation
+arguments.py  arguments of Python functions as keys
+starting.py   shipped recipes as files of one's own        yaml_text.py   YAML, bounded before it is built
 trust.py      what a folder from elsewhere brings
-adapter_words.py   the plan's sentences about an adapter
 
 Loaded lazily: importing this package imports none of them.
 """
@@ -45,20 +44,27 @@ if TYPE_CHECKING:
         to_tables as to_tables,
         to_toml as to_toml,
     )
-    from oncurve.config.rules.best import measured as measured
     from oncurve.config.rules.columns import (
         blind as blind,
         check_columns as check_columns,
         trials_on as trials_on,
         try_rewards as try_rewards,
     )
-    from oncurve.config.rules.combinations import check_config as check_config, inert_rules as inert_rules
+    from oncurve.config.rules.combinations import (
+        check_config as check_config,
+        inert_rules as inert_rules,
+        measured as measured,
+    )
     from oncurve.config.rules.completeness import check_complete as check_complete, missing as missing
     from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section, fixed as fixed
     from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig
-    from oncurve.config.sentences.adapter import AdapterFacts as AdapterFacts
     from oncurve.config.sentences.equation import explain as explain
-    from oncurve.config.sentences.notes import DATA_NOTES as DATA_NOTES, RunFacts as RunFacts, notes_on as notes_on
+    from oncurve.config.sentences.notes import (
+        DATA_NOTES as DATA_NOTES,
+        AdapterFacts as AdapterFacts,
+        RunFacts as RunFacts,
+        notes_on as notes_on,
+    )
     from oncurve.config.sentences.plan import plan as plan
     from oncurve.config.starting import starters as starters, write_recipe as write_recipe
     from oncurve.config.trust import (

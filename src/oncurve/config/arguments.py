@@ -59,7 +59,9 @@ def tables_of(said: Iterable[Argument], settings: Mapping[str, Any] | None) -> d
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` as nested tables: `{"kl.coef": 0.01}` is `{"kl": {"coef": 0.01}}`. Raises ConfigError: a key twice."""
+    """Return `settings` as nested tables: `{"kl.coef": 0.01}` is `{"kl": {"coef": 0.01}}`. Raises ConfigError: a key
+    twice.
+    """
     whole = {name: table for name, table in settings.items() if not (isinstance(name, str) and "." in name)}
     tables = {section: dict(table) if isinstance(table, Mapping) else table for section, table in whole.items()}
     for name in settings.keys() - whole.keys():
@@ -72,7 +74,7 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same(table: Any, key: str, value: Any) -> bool:
-    """Whether a section gives `key` this `value`: plain values are compared, objects only with themselves.
+    """Return whether a section gives `key` this `value`: plain values are compared, objects only with themselves.
 
     1 and 1.0 are one number, a list and a tuple of the same values one setting; True is no number.
     """
@@ -83,7 +85,7 @@ def _same(table: Any, key: str, value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A plain value so that those that are the same setting are equal; None for any other."""
+    """Return a plain value so that those that are the same setting are equal; None for any other."""
     if isinstance(value, (list, tuple)):
         parts = [_plain(part) for part in value]
         return None if None in parts else ("list", *parts)
@@ -130,7 +132,9 @@ def _as_settings(key: str) -> str:
 
 
 def _with_keywords(function: Callable[..., Any]) -> inspect.Signature:
-    """The function's signature, `**common: Unpack[Keywords]` as the keywords of that mapping: an editor offers them."""
+    """Return the function's signature, `**common: Unpack[Keywords]` as the keywords of that mapping: an editor offers
+    them.
+    """
     signature = inspect.signature(function)
     parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     for hint in get_type_hints(function).values():
@@ -143,7 +147,9 @@ def _with_keywords(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def explains_arguments(of: Mapping[str, str], own: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: an argument that the function does not have is an ArgumentError; see `check_argument_names`."""
+    """Return a decorator: an argument that the function does not have is an ArgumentError; see
+    `check_argument_names`.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = _with_keywords(function)

@@ -56,7 +56,7 @@ class Layer:
 
 
 def read_layers(recipe: str | Path | None, extends: Any = None) -> tuple[list[Layer], Path]:
-    """The layers of a recipe, lowest first, and the folder it is in; of no recipe, those of `extends`.
+    """Return the layers of a recipe, lowest first, and the folder it is in; of no recipe, those of `extends`.
 
     `recipe` is a file, a run directory (its `config.toml`), or the name of a preset or a recipe of the package.
     `extends`, a name or a list of names, replaces the presets that the recipe says it extends; recipes that it extends
@@ -79,7 +79,7 @@ def read_layers(recipe: str | Path | None, extends: Any = None) -> tuple[list[La
 
 
 def find_recipe(name: str, where: str) -> Path:
-    """The file that a recipe's or preset's name means; `where` is the word that messages begin with.
+    """Return the file that a recipe's or preset's name means; `where` is the word that messages begin with.
 
     Raises ConfigError: there is none.
     """
@@ -109,7 +109,7 @@ def _add(file: Path, given: list[Path] | None, above: tuple[Path, ...], layers: 
 
 
 def _names(extends: Any, where: str) -> list[str]:
-    """The names that `extends` has. Raises ConfigError: it is neither a name nor a list of names."""
+    """Return the names that `extends` has. Raises ConfigError: it is neither a name nor a list of names."""
     names = [] if extends is None else extends if isinstance(extends, list) else [extends]
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{where}: expected a preset's name or a file, or a list of them, got {shown(extends)}")
@@ -121,13 +121,15 @@ def _called(file: Path) -> str:
 
 
 def names_recipe(name: str) -> bool:
-    """Whether a word is a recipe or preset: a name of the package's, a run directory, or a file's name like theirs."""
+    """Return whether a word is a recipe or preset: a name of the package's, a run directory, or a file's name like
+    theirs.
+    """
     own = name in shipped(PRESETS) or name in shipped(RECIPES)
     return own or name.endswith(SUFFIXES) or os.path.isfile(name) or os.path.isfile(os.path.join(name, "config.toml"))
 
 
 def _find(name: str, folder: Path, where: str = "") -> Path:
-    """The file that a recipe's or preset's name means."""
+    """Return the file that a recipe's or preset's name means."""
     if not name.strip():
         raise ConfigError(f"{where or 'RECIPE: '}the name is empty; name a recipe or a preset")
     path = Path(os.path.abspath(folder / usable_path(name, where.removesuffix(": ") or "RECIPE", folder)))
@@ -195,13 +197,13 @@ def _check_suffix(file: Path) -> None:
 
 
 def _typed(file: Path) -> str:
-    """A file's path as short as it can be typed from here."""
+    """Return a file's path as short as it can be typed from here."""
     here = working_directory()
     return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
 def _yaml_complaint(error: yaml.YAMLError) -> str:
-    """The TOML parser's error and its place, in one line."""
+    """Return the TOML parser's error and its place, in one line."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
     return problem if mark is None else f"{problem} (at line {mark.line + 1}, column {mark.column + 1})"
 
@@ -212,7 +214,9 @@ def is_removed(key: str, value: Any) -> bool:
 
 
 def from_mapping(table: Mapping[str, Any], name: str, folder: Path, complete: bool = False) -> Layer:
-    """The layer of nested tables `{"kl": {"coef": 0.01}, "rewards": [{...}]}`; relative paths start at `folder`."""
+    """Return the layer of nested tables `{"kl": {"coef": 0.01}, "rewards": [{...}]}`; relative paths start at
+    `folder`.
+    """
     assignments: list[Assignment] = []
     for section, content in table.items():
         if isinstance(content, Mapping):
@@ -230,7 +234,8 @@ def from_mapping(table: Mapping[str, Any], name: str, folder: Path, complete: bo
 def from_overrides(
     overrides: Iterable[str], folder: Path, name: str = "the command line"
 ) -> tuple[Layer, list[Any] | None]:
-    """The layer of `section.key=value` words, and what `extends=` among them says: several add up, the later ones win.
+    """Return the layer of `section.key=value` words, and what `extends=` among them says: several add up, the later
+    ones win.
 
     A value is read as TOML (`1e-6`, `true`, `[1, 2]`, `"5"`, `{kind="math"}`), `null` as none; else it is a string.
     Raises ConfigError: no `=`, or a key that is not `section.key` or `rewards.0.key`.
@@ -260,7 +265,7 @@ _PLAIN = str.maketrans({**dict.fromkeys("“”„«»", '"'), **dict.fromkeys("
 
 
 def _typed_as(word: str) -> str:
-    """A hint on a word that a shell or an editor has changed."""
+    """Return a hint on a word that a shell or an editor has changed."""
     if word[:1] in "–—−" and word:
         return f"; an option begins with two hyphens: --{word.lstrip('–—−-')}"
     code = CODE_PATH.fullmatch(word)
@@ -292,7 +297,7 @@ def _absolute(assignments: Sequence[Assignment], folder: Path) -> list[Assignmen
 
 
 def _absolute_value(path: tuple[str | int, ...], value: Any, folder: Path) -> Any:
-    """`value` with the files that it names made absolute; what is not here and may be a hub id stays."""
+    """Return `value` with the files that it names made absolute; what is not here and may be a hub id stays."""
     if (path[0] == "rewards" or path in CODE_LISTS) and isinstance(value, Sequence) and not isinstance(value, str):
         return [_absolute_value(path if path in CODE_LISTS else ("rewards",), item, folder) for item in value]
     if path == ("rewards",) and isinstance(value, Mapping):

@@ -42,7 +42,8 @@ def load_config(
     *,
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[RunConfig, Path]:
-    """The configuration of a recipe (file, run directory or preset's name; None: the class defaults), and its folder.
+    """Return the configuration of a recipe (file, run directory or preset's name; None: the class defaults), and its
+    folder.
 
     `settings` are nested tables from Python, whose values may be components and objects; `overrides` are words like
     `"kl.coef=0.01"`. Paths in them are relative to the working directory, paths in a recipe to the recipe's folder.
@@ -64,7 +65,7 @@ def load(
     overrides: Iterable[str] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[Config, Path, list[Layer]]:
-    """A configuration of any schema, its recipe's folder, and the layers it was made of; see `load_config`."""
+    """Return a configuration of any schema, its recipe's folder, and the layers it was made of; see `load_config`."""
     here = working_directory()
     top, extends = from_overrides(overrides, here)
     layers, folder = read_layers(recipe, extends)
@@ -105,7 +106,7 @@ _PLACE = re.compile(r"[\w.-]+(?=: )")
 
 
 def _placed(line: str, layers: Sequence[Layer]) -> str:
-    """A complaint about `section.key`, with the layer that said it last: a file, or the command line."""
+    """Return a complaint about `section.key`, with the layer that said it last: a file, or the command line."""
     place = _PLACE.match(line)
     key = f"{place[0]}." if place is not None else ""
     for layer in reversed(layers):
@@ -206,7 +207,7 @@ def _assign_reward(tables: dict[str, Any], keys: tuple[str | int, ...], value: A
 
 
 def _kept(known: Section | None, section: str, table: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-    """The part of the lower layers' `table` that holds when its kind becomes `kind`: keys of one name and type.
+    """Return the part of the lower layers' `table` that holds when its kind becomes `kind`: keys of one name and type.
 
     A class of the user's may have a field that is called like one of the replaced kind and is something else.
     """
@@ -225,7 +226,7 @@ def _kept(known: Section | None, section: str, table: Mapping[str, Any], kind: A
 
 
 def to_toml(config: Component, schema: Schema[Any] = RUN) -> str:
-    """The whole configuration as TOML that `load_config` reads back to the same; what is None is left out.
+    """Return the whole configuration as TOML that `load_config` reads back to the same; what is None is left out.
 
     An object that has no path is written as `in-memory:name`, which loads only where it is given again.
     """
@@ -233,8 +234,9 @@ def to_toml(config: Component, schema: Schema[Any] = RUN) -> str:
 
 
 def to_tables(config: Component, schema: Schema[Any] = RUN, nones: bool = False) -> dict[str, Any]:
-    """The whole configuration as nested tables of TOML values, sections in their order. None is left out, unless with
-    `nones`."""
+    """Return the whole configuration as nested tables of TOML values, sections in their order. None is left out, unless
+    with `nones`.
+    """
     tables: dict[str, Any] = {}
     for name in schema.config.model_fields:
         value = getattr(config, name)
@@ -253,8 +255,9 @@ def brought_by(config: Component) -> list[str]:
 
 
 def default_tables(config: Component, schema: Schema[Any] = RUN) -> dict[str, Any]:
-    """The tables, with nones, of a configuration that has components of the same kinds and all their keys at their
-    defaults; a key without a default has its value."""
+    """Return the tables, with nones, of a configuration that has components of the same kinds and all their keys at
+    their defaults; a key without a default has its value.
+    """
     parts = {name: getattr(config, name) for name in schema.config.model_fields}
     defaults = {
         name: [_at_defaults(each) for each in part] if name == "rewards" else _at_defaults(part)
@@ -276,7 +279,7 @@ def component_table(
     plain: Callable[[Any], Any] = lambda value: value,
     nones: bool = False,
 ) -> dict[str, Any]:
-    """The table that `spec.build` would make this component of; values go through `plain`.
+    """Return the table that `spec.build` would make this component of; values go through `plain`.
 
     None is `"none"` where it is not the default (TOML has no null), and else left out, or None with `nones`.
     """
@@ -297,7 +300,7 @@ def component_table(
 
 
 def _plain(value: Any) -> Any:
-    """A value as TOML has it."""
+    """Return a value as TOML has it."""
     if isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):

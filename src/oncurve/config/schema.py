@@ -33,14 +33,14 @@ class Section:
     meant: Callable[[Mapping[str, Any]], str | None] = lambda table: None
 
     def kind_in(self, table: Any) -> Any:
-        """The kind of a table: as it says, or else as its keys mean, or else the default."""
+        """Return the kind of a table: as it says, or else as its keys mean, or else the default."""
         if not isinstance(table, Mapping):
             return self.default
         return table.get("kind", self.meant(table) or self.default)
 
 
 def fixed(cls: type[Component]) -> Section:
-    """A section that is always this component."""
+    """Return a section that is always this component."""
     return Section({cls.__name__: cls})
 
 
@@ -61,7 +61,7 @@ class Schema(Generic[Config]):
         return [*self.sections, *(["rewards"] if "rewards" in self.config.model_fields else [])]
 
     def build(self, tables: Mapping[str, Any], base: Path | None = None) -> Config:
-        """The configuration that nested tables describe; sections left out have their defaults.
+        """Return the configuration that nested tables describe; sections left out have their defaults.
 
         Raises ConfigError with a line for everything that is wrong, in all sections.
         """
@@ -91,7 +91,7 @@ class Schema(Generic[Config]):
         return component
 
     def unknown(self, key: str) -> str:
-        """The error for `key`, dotted or not, which is neither a section nor a setting of one."""
+        """Return the error for `key`, dotted or not, which is neither a section nor a setting of one."""
         *sections, name = key.lstrip("+~").split(".")
         word = word_for(key)
         if word is not None and all(self.knows(meant) for meant in word.keys):
@@ -109,12 +109,14 @@ class Schema(Generic[Config]):
         return "unknown section" + (suggest(name, self.names) or f"; the sections are: {', '.join(self.names)}")
 
     def owners(self, name: str) -> list[str]:
-        """The settings that are called `name`, each with its section."""
+        """Return the settings that are called `name`, each with its section."""
         tables = {owner: section.kinds.values() for owner, section in self.sections.items()}
         return [owner + "." + name for owner, kinds in tables.items() if any(name in cls.model_fields for cls in kinds)]
 
     def knows(self, key: str) -> bool:
-        """Whether `key` is a setting: `section.key`, `section.kind` where there is a choice, or `rewards.0.key`."""
+        """Return whether `key` is a setting: `section.key`, `section.kind` where there is a choice, or
+        `rewards.0.key`.
+        """
         section, _, name = key.partition(".")
         if section == "rewards":
             kinds = REWARD_KINDS.values() if "rewards" in self.names else ()
@@ -124,7 +126,7 @@ class Schema(Generic[Config]):
 
 
 def _leaves(name: str, table: Any) -> list[str]:
-    """The dotted keys of a nested table, and `name` itself where it is none."""
+    """Return the dotted keys of a nested table, and `name` itself where it is none."""
     if not isinstance(table, Mapping) or not table:
         return [name]
     return [leaf for key, inner in table.items() for leaf in _leaves(f"{name}.{key}", inner)]

@@ -128,7 +128,7 @@ class FilterSettings(Component):
 
     @property
     def keeps_surplus(self) -> bool:
-        """Whether groups may wait for the next step: a single round never has more than a step takes."""
+        """Return whether groups may wait for the next step: a single round never has more than a step takes."""
         return self.dynamic_sampling and self.max_rounds > 1
 
 
@@ -250,7 +250,7 @@ class RunConfig(Component):
 
     @property
     def regularizer(self) -> Regularizer:
-        """What is added to the objective's loss: KL and entropy."""
+        """Return what is added to the objective's loss: KL and entropy."""
         return Regularizer(self.kl, self.entropy.coef, steered=self.entropy.target is not None)
 
     @property
@@ -269,7 +269,7 @@ class RunConfig(Component):
         return self.learner.ppo_epochs * self.learner.minibatches
 
     def over(self, rows: int) -> RunConfig:
-        """This configuration, with the number of steps in place of `run.epochs`, over so many training rows."""
+        """Return this configuration, with the number of steps in place of `run.epochs`, over so many training rows."""
         if self.run.epochs is None:
             return self
         steps = math.ceil(round(self.run.epochs * rows / self.data.prompts_per_step, 9))  # 0.1 · 30 is above 3
@@ -277,23 +277,24 @@ class RunConfig(Component):
 
     @property
     def trains_older(self) -> bool:
-        """Whether steps train on completions by older weights than those that they begin with."""
-        return self.filter.keeps_surplus or self.cluster.lag > 0
+        """Return whether steps train on completions by older weights than those that they begin with."""
+        return self.filter.keeps_surplus or self.cluster.facts.lag > 0
 
     @property
     def exact_rollout(self) -> bool:
-        """Whether recorded log-probs are those of the weights that sampled, whatever process did."""
-        return self.engine.exact and self.cluster.exact
+        """Return whether recorded log-probs are those of the weights that sampled, whatever process did."""
+        return self.engine.exact and self.cluster.facts.exact
 
     @property
     def stays_at_1(self) -> bool:
-        """Whether the importance ratio is 1 in every update, so that clipping cannot bind: there is one per rollout,
-        and it trains on what an exact engine has just sampled."""
+        """Return whether the importance ratio is 1 in every update, so that clipping cannot bind: there is one per
+        rollout, and it trains on what an exact engine has just sampled.
+        """
         return self.updates_per_step == 1 and self.exact_rollout and not self.trains_older
 
     @property
     def following(self) -> ReferenceSettings:
-        """How the reference follows the policy: a copy of it in every iteration, or as `[reference]` says."""
+        """Return how the reference follows the policy: a copy of it in every iteration, or as `[reference]` says."""
         steps = self.iterative.steps
         return ReferenceSettings(every=steps, mixup_alpha=1.0) if steps else self.reference
 

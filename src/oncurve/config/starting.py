@@ -14,7 +14,7 @@ _QUOTED = re.compile(r'"([^"\n]+)"')
 
 
 def starters() -> dict[str, Path]:
-    """The recipes that `init` writes, by name."""
+    """Return the recipes that `init` writes, by name."""
     return {name: file for name, file in shipped(RECIPES).items() if "/" not in name}
 
 
@@ -51,12 +51,12 @@ def write_recipe(name: str, out: Path | None = None) -> list[Path]:
 
 
 def _settings(text: str) -> str:
-    """The lines that are no comments."""
+    """Return the lines that are no comments."""
     return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
 
 
 def _adapted(source: Path, name: str, file: Path) -> str:
-    """The text of a shipped recipe as that of `file`."""
+    """Return the text of a shipped recipe as that of `file`."""
 
     def fitting(found: re.Match[str]) -> str:
         path = source.parent / found[1]

@@ -137,7 +137,7 @@ def _ask(file: Path, lines: Sequence[str], asks: bool) -> None:
 
 
 def _key() -> bytes:
-    """The user's key, 32 random bytes, made on first use. Raises OSError: it cannot be kept."""
+    """Return the user's key, 32 random bytes, made on first use. Raises OSError: it cannot be kept."""
     base = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))
     if not base.is_absolute():
         raise OSError("there is no home")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
@@ -12,32 +14,29 @@ MOST_VALUES = 100_000  # aliases of aliases can mean more than any memory holds
 
 def read_yaml(text: str) -> Any:
     """Return the value of a YAML text. Raises YAMLError, also for a key that stands twice or is no name."""
-    loader = _Loader(text)
-    try:
-        node = _counted(loader)
+    with _loaded(text) as (loader, node):
         return None if node is None else loader.construct_document(node)
-    except RecursionError:
-        raise yaml.YAMLError("nested too deeply") from None
-    finally:
-        loader.dispose()
 
 
 def yaml_node(text: str) -> Any:
     """Return the root of a YAML text with the places of its parts, None if it is empty. Raises YAMLError."""
+    with _loaded(text) as (_, node):
+        return node
+
+
+@contextmanager
+def _loaded(text: str) -> Iterator[tuple[_Loader, Any]]:
+    """Yield a loader and the root of a text. Raises YAMLError."""
     loader = _Loader(text)
     try:
-        return _counted(loader)
+        node = loader.get_single_node()
+        if node is not None and _expanded(node, {}) > MOST_VALUES:
+            raise yaml.YAMLError(f"more than {MOST_VALUES:,} values; do anchors refer to anchors?")
+        yield loader, node
     except RecursionError:
         raise yaml.YAMLError("nested too deeply") from None
     finally:
         loader.dispose()
-
-
-def _counted(loader: _Loader) -> Any:
-    node = loader.get_single_node()
-    if node is not None and _expanded(node, {}) > MOST_VALUES:
-        raise yaml.YAMLError(f"more than {MOST_VALUES:,} values; do anchors refer to anchors?")
-    return node
 
 
 def _expanded(node: Any, known: dict[int, float]) -> float:

@@ -116,7 +116,7 @@ def introduce(console: Console, run: Run, reward: str) -> None:
 
 
 def processor() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(errors="replace").splitlines():
@@ -153,7 +153,7 @@ class Lesson:
 
 
 def scored(group: Group, advantages: Sequence[Sequence[float]]) -> list[ScoredCompletion]:
-    """A group with its rewards and the advantages of its tokens, for the display."""
+    """Return a group with its rewards and the advantages of its tokens, for the display."""
     return [
         ScoredCompletion(
             completion.text,
@@ -209,7 +209,7 @@ def what_next(out: Path) -> tuple[tuple[str, str], ...]:
 
 
 def command_name() -> str:
-    """How to call oncurve from here: by name where the shell finds this one, else by the path of this call."""
+    """Return how to call oncurve from here: by name where the shell finds this one, else by the path of this call."""
     found, called = shutil.which("oncurve"), Path(sys.argv[0])
     if called.name != "oncurve":
         return "python -m oncurve"
@@ -239,7 +239,7 @@ def three_problems(before: Evaluation, after: Evaluation) -> list[BeforeAfter]:
 
 
 def summary(before: Evaluation, after: Evaluation, steps: int) -> dict[str, Any]:
-    """The figures of the demo, for `--json`."""
+    """Return the figures of the demo, for `--json`."""
     assert before.greedy_accuracy is not None
     assert after.greedy_accuracy is not None
     gain = paired_difference(before.greedy_correct, after.greedy_correct)
@@ -258,6 +258,6 @@ def summary(before: Evaluation, after: Evaluation, steps: int) -> dict[str, Any]
 
 
 def percent(interval: Interval | None) -> str:
-    """A share with its interval: `31.2 %  (27.3 to 35.4)`."""
+    """Return a share with its interval: `31.2 %  (27.3 to 35.4)`."""
     assert interval is not None
     return f"{100 * interval.value:5.1f} %  (95 % interval {100 * interval.low:.1f} to {100 * interval.high:.1f})"

@@ -39,7 +39,8 @@ _NUMBER = _CELL + ";font-variant-numeric:tabular-nums"
 
 
 def run_card(title: str, metrics: Sequence[Mapping[str, float]], lines: Iterable[str] = (), done: float = 1.0) -> str:
-    """The HTML of a run: `title`, a bar that is filled by the share `done`, a row for each number, `lines` below.
+    """Return the HTML of a run: `title`, a bar that is filled by the share `done`, a row for each number, `lines`
+    below.
 
     metrics    one mapping per step; without one there is no table
     """
@@ -60,7 +61,7 @@ def run_card(title: str, metrics: Sequence[Mapping[str, float]], lines: Iterable
 
 
 def _row(key: str, label: str, words: Callable[[float], str], metrics: Sequence[Mapping[str, float]]) -> str:
-    """The row of one number: its first and last value and its curve; empty where no step has it."""
+    """Return the row of one number: its first and last value and its curve; empty where no step has it."""
     values = [line[key] for line in metrics if key in line and math.isfinite(line[key])]
     if not values or (key in TROUBLE and not any(values)):
         return ""
@@ -70,7 +71,7 @@ def _row(key: str, label: str, words: Callable[[float], str], metrics: Sequence[
 
 
 def curve(values: Sequence[float]) -> str:
-    """An SVG of the values, each point the mean of a piece where there are many; empty for fewer than two."""
+    """Return an SVG of the values, each point the mean of a piece where there are many; empty for fewer than two."""
     means = piece_means(values, _WIDE // 2)
     if len(means) < 2:
         return ""

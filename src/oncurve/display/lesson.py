@@ -42,7 +42,7 @@ class ScoredCompletion:
     steps: tuple[ScoredStep, ...] = ()
 
     def line(self, room: int, mark: str = " | ") -> str:
-        """The completion on one line, each scored step with its reward and its advantage."""
+        """Return the completion on one line, each scored step with its reward and its advantage."""
         if not self.steps:
             return one_line(self.text, room, mark)
         each = max(8, room // len(self.steps))
@@ -64,7 +64,7 @@ class BeforeAfter:
 
 
 def explain_group(group: Sequence[ScoredCompletion]) -> str:
-    """What GRPO computes for this group, in words and with its numbers."""
+    """Return what GRPO computes for this group, in words and with its numbers."""
     known = [(item.reward, item.advantage) for item in group if item.reward is not None and item.advantage is not None]
     rewards = [reward for reward, _ in known]
     if not rewards:
@@ -101,7 +101,7 @@ def _explain_steps(group: Sequence[ScoredCompletion]) -> str:
     deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in pool) / (len(pool) - 1))
     lines += [
         f"The {len(pool)} steps of the group have a mean reward of {mean:.2f} and a standard deviation of "
-        f"{deviation:.2f} ({_divided(len(pool), len(pool) - 1)}). A step counts (reward - mean) / standard deviation, "
+        f"{deviation:.2f} ({_sample_of(len(pool))}). A step counts (reward - mean) / standard deviation, "
         "and the advantage of a token is the sum over the steps that end at it or after it:",
         f"  a step with reward {max(pool):g} counts {(max(pool) - mean) / deviation:+.2f}, one with {min(pool):g} "
         f"counts {(min(pool) - mean) / deviation:+.2f}",
@@ -111,28 +111,21 @@ def _explain_steps(group: Sequence[ScoredCompletion]) -> str:
     return "\n".join(lines)
 
 
-def _divided(count: int, divisor: int) -> str:
-    """How the standard deviation of `count` rewards was made: √(Σ (r - mean)² / divisor)."""
-    if divisor == count:
-        return f"the squared distances are divided by {count}"
-    return f"the squared distances are divided by {count} - 1 = {divisor}: {count} are a sample of all possible ones"
+def _sample_of(count: int) -> str:
+    """Say how the standard deviation of `count` rewards was made: √(Σ (r - mean)² / (count - 1))."""
+    return f"the squared distances are divided by {count} - 1 = {count - 1}: {count} are a sample of all possible ones"
 
 
 def _arithmetic(known: Sequence[tuple[float, float]], mean: float) -> str:
-    """The advantages of the best and the worst answer, worked out as they were: with the deviation or without."""
-    squares = math.fsum((reward - mean) ** 2 for reward, _ in known)
-    best, worst = max(known), min(known)
-    for divisor in (len(known) - 1, len(known)):  # of a sample, or of the group as a whole
-        deviation = math.sqrt(squares / divisor)
-        if all(math.isclose(a, (r - mean) / deviation, rel_tol=1e-2, abs_tol=1e-3) for r, a in known):
-            worked = (f"  ({r:g} - {mean:.2f}) / {deviation:.2f} = {a:+.2f}" for r, a in (best, worst))
-            spread = f"the standard deviation {deviation:.2f} ({_divided(len(known), divisor)})"
-            head = f"The mean reward is {mean:.2f}, {spread}; "
-            return "\n".join([head + "advantage = (reward - mean) / standard deviation:", *worked])
-    if all(math.isclose(a, r - mean, rel_tol=1e-2, abs_tol=1e-3) for r, a in known):
-        worked = (f"  {r:g} - {mean:.2f} = {a:+.2f}" for r, a in (best, worst))
-        return "\n".join([f"The mean reward is {mean:.2f}; advantage = reward - mean:", *worked])
-    return f"The mean reward is {mean:.2f}; the advantage says how far above (+) or below (-) the others an answer is."
+    """Work out the advantages of the best and the worst answer as GRPO does, if they were made so."""
+    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward, _ in known) / (len(known) - 1))
+    if any(not math.isclose(a, (r - mean) / deviation, rel_tol=1e-2, abs_tol=1e-3) for r, a in known):
+        return (
+            f"The mean reward is {mean:.2f}; the advantage says how far above (+) or below (-) the others an answer is."
+        )
+    worked = (f"  ({r:g} - {mean:.2f}) / {deviation:.2f} = {a:+.2f}" for r, a in (max(known), min(known)))
+    head = f"The mean reward is {mean:.2f}, the standard deviation {deviation:.2f} ({_sample_of(len(known))}); "
+    return "\n".join([head + "advantage = (reward - mean) / standard deviation:", *worked])
 
 
 def show_group(
@@ -211,7 +204,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _bar(advantage: float | None, largest: float) -> Text:
-    """A bar to the right of the middle for an advantage above 0, to the left for one below."""
+    """Return a bar to the right of the middle for an advantage above 0, to the left for one below."""
     length = round(_BAR * abs(advantage or 0.0) / largest)
     above = (advantage or 0.0) > 0
     left = "" if above else "█" * length

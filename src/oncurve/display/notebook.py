@@ -8,7 +8,7 @@ from typing import Any
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel, whose cells show HTML; an IPython terminal is none."""
+    """Return whether this process is a notebook's kernel, whose cells show HTML; an IPython terminal is none."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and hasattr(shell, "kernel")

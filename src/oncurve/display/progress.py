@@ -145,13 +145,13 @@ class Progress:
         return first or step % every == 0 or step == self.steps
 
     def line(self) -> str:
-        """The last step as one plain ASCII line."""
+        """Return the last step as one plain ASCII line."""
         step = int(self._history[-1]["step"])
         words = [f"step {step:>{len(str(self.steps))}}/{self.steps}", *map(" ".join, self._fields())]
         return "  ".join([*words, f"left {clock(self.seconds_left())}"])
 
     def seconds_left(self) -> float:
-        """The time left at the pace of the last steps, evaluations and all; infinite before the first step.
+        """Return the time left at the pace of the last steps, evaluations and all; infinite before the first step.
 
         The pace of the first step is used until the second has ended.
         """
@@ -161,7 +161,9 @@ class Progress:
         return (self.steps - last) * (ended - began) / (last - first) if last > first else float("inf")
 
     def _fields(self) -> list[tuple[str, str]]:
-        """The entries of a line about the last step, as (label, value); metrics that are missing are left out."""
+        """Return the entries of a line about the last step, as (label, value); metrics that are missing are left
+        out.
+        """
         metrics = self._history[-1]
         found: list[tuple[str, str]] = []
         no_gradient = len(self._history) == _STILL and all(map(_without_gradient, self._history))
@@ -182,14 +184,16 @@ class Progress:
         return found
 
     def _render(self) -> RenderableType:
-        """The live line below what signal handlers have said; a handler's own print would be covered by a redraw."""
+        """Return the live line below what signal handlers have said; a handler's own print would be covered by a
+        redraw.
+        """
         if not self._notices:
             return self._line()
         notices = wrapped("\n".join(self._notices), max(20, self.console.width - 1))
         return Text("\n").join([Text(printable(notices, self.console), "bold"), self._line()])
 
     def _line(self) -> Text:
-        """The last step, folded between its fields where the terminal is narrow."""
+        """Return the last step, folded between its fields where the terminal is narrow."""
         if not self._history:
             return Text(f"step 0/{self.steps}  the first step is under way ({clock(self._now() - self._started)})")
         step = int(self._history[-1]["step"])
@@ -214,7 +218,7 @@ def _without_gradient(metrics: Mapping[str, float]) -> bool:
 
 
 def _folded(fields: list[Text], width: int) -> Text:
-    """The fields two spaces apart, on as few lines as they need; a field is never broken."""
+    """Return the fields two spaces apart, on as few lines as they need; a field is never broken."""
     lines: list[Text] = []
     for field in fields:
         if lines and lines[-1].cell_len + 2 + field.cell_len <= width:

@@ -22,7 +22,7 @@ class Screen(Console):
         super().__init__(**{"file": Terminal(), "highlight": False, "force_jupyter": False, **options})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments of `renderable`, with control characters in texts as escapes."""
+        """Return the segments of `renderable`, with control characters in texts as escapes."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control else Segment(visible(text), style)

@@ -17,20 +17,26 @@ _ASCII_BLOCKS = "_.-:=+*#"
 
 
 def is_plain(console: Console) -> bool:
-    """Whether to print plain lines: no terminal, one that cannot move its cursor, no colours wanted, or not UTF-8."""
+    """Return whether to print plain lines: no terminal, one that cannot move its cursor, no colours wanted, or not
+    UTF-8.
+    """
     utf8 = console.encoding.lower().replace("-", "") == "utf8"
     return not console.is_terminal or console.is_dumb_terminal or console.no_color or not utf8
 
 
 def one_line(text: str, width: int, mark: str = " | ") -> str:
-    """`text` with its lines joined by `mark`, control characters as escapes, cut to `width` (with `...` at the end)."""
+    """Return `text` with its lines joined by `mark`, control characters as escapes, cut to `width` (with `...` at the
+    end).
+    """
     lines = (line.strip() for line in visible(text.replace("\t", " ")).strip().split("\n"))
     joined = mark.join(line for line in lines if line)
     return joined if len(joined) <= width else joined[: max(0, width - 3)].rstrip() + "..."
 
 
 def wrapped(text: str, width: int = 100, indent: str = "") -> str:
-    """`text` in lines of at most `width` characters; each of its own lines is folded by itself, list items hanging."""
+    """Return `text` in lines of at most `width` characters; each of its own lines is folded by itself, list items
+    hanging.
+    """
     folded = []
     for line in text.split("\n"):
         start = indent + line[: len(line) - len(line.lstrip())]
@@ -41,12 +47,12 @@ def wrapped(text: str, width: int = 100, indent: str = "") -> str:
 
 
 def printable(text: str, console: Console) -> str:
-    """`text` with what the console's encoding cannot write replaced by `?`."""
+    """Return `text` with what the console's encoding cannot write replaced by `?`."""
     return text.encode(console.encoding, "replace").decode(console.encoding)
 
 
 def clock(seconds: float) -> str:
-    """A span of time: `0:07`, `12:30`, `3:05:00`; `?` where it is not known."""
+    """Return a span of time: `0:07`, `12:30`, `3:05:00`; `?` where it is not known."""
     if not math.isfinite(seconds):
         return "?"
     minutes, rest = divmod(max(0, round(seconds)), 60)
@@ -55,7 +61,7 @@ def clock(seconds: float) -> str:
 
 
 def piece_means(values: Sequence[float], most: int) -> list[float]:
-    """The finite values in at most `most` pieces of about equal size, each as its mean."""
+    """Return the finite values in at most `most` pieces of about equal size, each as its mean."""
     known = [value for value in values if math.isfinite(value)]
     pieces = min(most, len(known))
     ends = [len(known) * piece // pieces for piece in range(pieces + 1)] if pieces else []
@@ -63,7 +69,7 @@ def piece_means(values: Sequence[float], most: int) -> list[float]:
 
 
 def sparkline(values: Sequence[float], width: int = 16, ascii_only: bool = False) -> str:
-    """A curve of `values` in at most `width` characters, each the mean of a piece.
+    """Return a curve of `values` in at most `width` characters, each the mean of a piece.
 
     Values that are all the same are drawn at the bottom; values that are not finite are left out.
     """

@@ -5,8 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from oncurve.components import as_written
 from oncurve.doctor.case import Case
 from oncurve.doctor.rule import Rule
+from oncurve.losses import CORRECTION_KINDS, OBJECTIVE_KINDS, corrects, has_importance_ratio
 
 RUNAWAY = 1.0
 """Nats per token: a policy at this KL has little left of the model that it began as."""
@@ -98,8 +100,9 @@ def _entropy(case: Case) -> str | None:
 
 def _mismatch(case: Case) -> str | None:
     value = case.mean("policy/mismatch")
-    corrected = case.setting("correction.kind") not in (None, "none")
-    contained = bool(case.setting("cluster.lag")) and case.setting("objective.kind") != "reinforce"  # in the ratio
+    objective = as_written(case.settings.get("objective"), OBJECTIVE_KINDS, "clipped")
+    corrected = corrects(as_written(case.settings.get("correction"), CORRECTION_KINDS, "none"))
+    contained = bool(case.setting("cluster.lag")) and has_importance_ratio(objective)
     exact = case.setting("model.dtype") in ("float32", "float64") and not case.setting("filter.dynamic_sampling")
     if value is None or corrected or contained or value < (MISMATCH_FLOAT32 if exact else MISMATCH):
         return None

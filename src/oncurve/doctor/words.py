@@ -42,11 +42,5 @@ def _paragraphs(course: Course) -> list[str]:
 
 def _block(head: str, text: str) -> list[str]:
     head = f"{head:<12}"
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    wrapper = textwrap.TextWrapper(WIDTH, head, " " * len(head), break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(text)

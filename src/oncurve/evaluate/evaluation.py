@@ -35,7 +35,8 @@ class Evaluation:
     none. `greedy` holds the scored greedy groups, in the order of the prompts, and `greedy_correct` whether each is
     correct: what `paired_difference` compares. `verifier` is the reward that says what is correct, if it is one alone.
     `unverified` counts the prompts to which it does not apply: accuracy, pass@k and maj@k are of the others.
-    `held_out`: whether the prompts were kept out of training. `sampled` holds the scored groups of the samples.
+    `held_out`: whether the prompts were kept out of training; `source`, what else they are, in words. `sampled` holds
+    the scored groups of the samples.
     """
 
     prompts: int
@@ -54,10 +55,11 @@ class Evaluation:
     held_out: bool = True
     sampled: tuple[Group, ...] = ()
     unverified: int = 0
+    source: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON; an interval is `[value, low, high]`. Without the groups."""
-        single = {"greedy_accuracy": self.greedy_accuracy, "greedy_reward": self.greedy_reward}
+        names = ("greedy_accuracy", "greedy_reward", "mean_reward")
         return {
             "prompts": self.prompts,
             "held_out": self.held_out,
@@ -67,8 +69,7 @@ class Evaluation:
             "invalid": self.invalid,
             "mean_length": self.mean_length,
             "truncated_fraction": self.truncated_fraction,
-            **{key: interval.to_list() for key, interval in single.items() if interval is not None},
-            **({"mean_reward": self.mean_reward.to_list()} if self.mean_reward is not None else {}),
+            **{name: found.to_list() for name in names if (found := getattr(self, name)) is not None},
             "pass_at_k": {str(k): interval.to_list() for k, interval in self.pass_at_k.items()},
             "maj_at_k": {str(k): interval.to_list() for k, interval in self.maj_at_k.items()},
         }
@@ -76,21 +77,23 @@ class Evaluation:
     def text(self) -> str:
         """Return the estimates as lines to read, with their intervals; what a notebook's cell shows."""
         kind = "held-out prompts" if self.held_out else "prompts of the training data (the recipe holds none out)"
+        kind = kind if self.source is None else f"prompts of {self.source}"
         lines = [f"{self.prompts} {kind}, {self.completions} sample{'s' * (self.completions != 1)} each"]
         if self.verifier is None:
             lines.append(f"  {NO_VERIFIER}")
         if self.unverified:
             without = f"  {self.verifier} does not apply to {self.unverified} of the prompts: "
             lines.append(without + "accuracy, pass@k and maj@k are of the others")
-        lines += [
-            f"  {label:<16} {interval.value:8.4f}   95 % interval {interval.low:.4f} to {interval.high:.4f}"
-            for label, interval in self._rows()
-        ]
+        lines += [f"  {label:<16} {interval.value:8.4f}   {self._extent(interval)}" for label, interval in self._rows()]
         lines.append(f"  {'mean length':<16} {self.mean_length:8.1f}   tokens; {self.truncated_fraction:.1%} cut off")
         if self.invalid:
             wrong = "; those to which it applies count as wrong" if self.unverified else " and count as wrong"
             lines.append(f"  {self.invalid} completions had no usable reward{wrong}")
         return "\n".join(lines)
+
+    def _extent(self, interval: Interval) -> str:
+        known = interval.low < interval.high or self.prompts - self.unverified > 1
+        return f"95 % interval {interval.low:.4f} to {interval.high:.4f}" if known else "no interval from one prompt"
 
     def _rows(self) -> list[tuple[str, Interval]]:
         """Return the label and interval of each line; one line where mean reward, pass@1 and maj@1 are one quantity."""
@@ -117,8 +120,7 @@ class Evaluation:
         """
         reward = self.mean_reward or self.greedy_reward
         metrics = {} if self.greedy_accuracy is None else {"eval/accuracy": self.greedy_accuracy.value}
-        if reward is not None:
-            metrics["eval/reward"] = reward.value
+        metrics |= {} if reward is None else {"eval/reward": reward.value}
         metrics["eval/length"] = self.mean_length
         metrics |= {f"eval/pass@{k}": interval.value for k, interval in self.pass_at_k.items()}
         return metrics | {f"eval/maj@{k}": interval.value for k, interval in self.maj_at_k.items()}

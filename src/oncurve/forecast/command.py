@@ -168,7 +168,7 @@ def _variant(config: RunConfig, shape: ModelShape, work: StepWork, dtype: str, o
         exact_kl="full_kl" in config.policy_term.needs | config.regularizer.needs,
         keeps_kl=config.reference.every > 0,
         quantized=config.model.quantization is not None,
-        whole_weights=config.cluster.divided or config.cluster.served,
+        whole_weights=config.cluster.facts.divided or config.cluster.facts.served,
     )
 
 
@@ -239,8 +239,8 @@ def _of_all_processes(plan: Forecast, config: RunConfig) -> Forecast:
     """
     variant, here = plan.variant, plan.variant.on_cpu
     factor = plan.memory.peak / variant.memory().peak
-    if not config.cluster.alone:
-        counted = "times are" if here and config.cluster.on_this_machine else "memory and times are"
+    if not config.cluster.facts.alone:
+        counted = "times are" if here and config.cluster.facts.on_this_machine else "memory and times are"
         plan = replace(plan, notes=(*plan.notes, f"{counted} those of one process"))
         if here:
             together = _peak_of(config)(variant) * factor
@@ -253,14 +253,14 @@ def _of_all_processes(plan: Forecast, config: RunConfig) -> Forecast:
 
 def _peak_of(config: RunConfig) -> Callable[[Variant], float]:
     """Return the bytes that the processes of `config` need on this machine, which has a CPU, by variant."""
-    cluster = config.cluster
+    cluster = config.cluster.facts
     layout = Layout(cluster.processes, cluster.workers, cluster.divided, cluster.lag)
     return lambda variant: on_one_host(variant, layout, apart=not cluster.on_this_machine)
 
 
 def _processes_here(config: RunConfig) -> int:
     """Return the number of the run's own process and of those of `[cluster]` on this machine, as far as it is known."""
-    cluster = config.cluster
+    cluster = config.cluster.facts
     return cluster.processes + cluster.workers if cluster.on_this_machine else 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from oncurve.base.errors import CheckpointError, ConfigError
-from oncurve.batching import micro_batches, shards
+from oncurve.batching import micro_batches
 from oncurve.durable import LazyTensors
 from oncurve.learner.budget import Budget
 from oncurve.learner.gradient_rows import (
@@ -34,7 +34,6 @@ from oncurve.losses import Objective, Regularizer, ValueLoss, objective_loss
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, LocalWeights, module_device, save, token_stats
 from oncurve.models.layers import recompute_layers
-from oncurve.parallel import ALONE, World
 from oncurve.types import TrainBatch
 
 OBSERVED = frozenset({"entropy"})
@@ -150,46 +149,21 @@ class LocalLearner:
         Raises TrainingError where one row at a time is too much, ValueError where the batch has no `advantages` or
         `token_weights`, or a statistic in `needs` is missing.
         """
-        rows = rows_with_gradient(minibatch, self._by_advantage)
-        accumulated = self._fitting(rows)
-        observe_rows_without_gradient(accumulated.metrics, minibatch, rows, self.objective)
+        return self.completed(minibatch, self.gradient_of(self.rows_of(minibatch)))
+
+    def rows_of(self, minibatch: TrainBatch) -> TrainBatch | None:
+        """Return the rows with a gradient; None where there is none."""
+        return rows_with_gradient(minibatch, self._by_advantage)
+
+    def completed(self, minibatch: TrainBatch, accumulated: Accumulated) -> Accumulated:
+        """Return what the rows with a gradient gave, with the statistics of the others."""
+        observe_rows_without_gradient(accumulated.metrics, minibatch, self.rows_of(minibatch), self.objective)
         return accumulated
 
-    def cut(self, minibatch: TrainBatch, count: int) -> list[TrainBatch | None]:
-        """Return the rows with a gradient in `count` shards for `accumulate_shards`; None for one without rows."""
-        rows = rows_with_gradient(minibatch, self._by_advantage)
-        return [None] * count if rows is None else shards(rows, count)
-
-    def accumulate_shards(self, pieces: Sequence[TrainBatch | None], world: World = ALONE) -> dict[int, Accumulated]:
-        """Return the gradient of each shard by itself, added in the fixed tree of `World.tree_sum`: rank 0 has the sum.
-
-        Of the `pieces`, which `cut` made, a rank reads its own alone; others may be None. Returns loss and statistics
-        of each of its shards by index. Raises LostRankError: nothing but `.grad` has changed.
+    def gradient_of(self, rows: TrainBatch | None) -> Accumulated:
+        """Return loss and statistics of `rows`, in micro-batches that fit the device's memory. The gradient is left in
+        the parameters' `.grad`.
         """
-        found: dict[int, Accumulated] = {}
-
-        def leaf(index: int) -> list[Tensor]:
-            found[index] = self._fitting(pieces[index])
-            return list(self.optimizer.gradients().values())
-
-        world.tree_sum(leaf, len(pieces))
-        return found
-
-    def joined(self, minibatch: TrainBatch, found: Mapping[int, Accumulated]) -> Accumulated:
-        """Return what `accumulate` returns, of all shards: losses and statistics are added in the order of the
-        shards.
-        """
-        metrics, loss = Metrics(), torch.zeros((), dtype=torch.float64)
-        for index in sorted(found):
-            loss += found[index].loss.cpu()
-            metrics.merge(found[index].metrics)
-        observe_rows_without_gradient(
-            metrics, minibatch, rows_with_gradient(minibatch, self._by_advantage), self.objective
-        )
-        return Accumulated(loss, metrics)
-
-    def _fitting(self, rows: TrainBatch | None) -> Accumulated:
-        """Return the gradient of `rows` in micro-batches that fit the device's memory."""
         if rows is None:
             return self._accumulate(None, self.budget.tokens)
         halved = self.budget.halved

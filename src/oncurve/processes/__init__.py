@@ -1,1 +1,21 @@
-"""Processes: the pool of workers that run user code, and the fleets of a cluster."""
+"""Processes: one place that starts them, talks to them, and notices their end with its first cause.
+
+spawn.py     start a process, and tie its end to this one's
+causes.py    why a process or a call has ended, in words
+shared.py    bytes that several processes of a machine read
+minder.py    a program that ends with all that it has started
+pool/        workers that run user code with a deadline and a memory limit
+fleets/      processes of a cluster that are placed, watched and replaced
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncurve.base.lazy import lazily
+
+if TYPE_CHECKING:
+    from oncurve.processes.causes import kind_of_fault as kind_of_fault, last_words as last_words
+    from oncurve.processes.minder import Minder as Minder, first_cause as first_cause
+
+__getattr__, _ = lazily(__name__)  # a process that is started imports its own side alone

@@ -60,7 +60,7 @@ class Chart:
 
 
 def chart_of(key: str, metrics: Sequence[Mapping[str, float]]) -> Chart | None:
-    """The chart of one key of `metrics` (each with a `step`); None where no line has it."""
+    """Return the chart of one key of `metrics` (each with a `step`); None where no line has it."""
     series = [(float(line["step"]), float(line[key])) for line in metrics if key in line and "step" in line]
     series = [(step, value) for step, value in series if math.isfinite(value)]
     if not series:
@@ -102,7 +102,7 @@ def chart_of(key: str, metrics: Sequence[Mapping[str, float]]) -> Chart | None:
 
 
 def _about(key: str) -> Metric:
-    """The key's declaration; a run of a later version may have keys that this one does not declare."""
+    """Return the key's declaration; a run of a later version may have keys that this one does not declare."""
     try:
         return declared(key)
     except KeyError:
@@ -110,7 +110,7 @@ def _about(key: str) -> Metric:
 
 
 def _range(values: Sequence[float], unit: str) -> tuple[float, float]:
-    """The ends of the vertical axis: fractions from 0, other values with 0 where it is near."""
+    """Return the ends of the vertical axis: fractions from 0, other values with 0 where it is near."""
     low, high = min(values), max(values)
     if unit == "fraction" and low >= 0:
         return 0.0, max(high, 0.05)
@@ -134,7 +134,7 @@ def nice_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """The mean over a window of an eighth of the series around each value; short series stay as they are."""
+    """Return the mean over a window of an eighth of the series around each value; short series stay as they are."""
     reach = len(values) // 16 if len(values) > SPARSE else 0
     if reach == 0:
         return list(values)

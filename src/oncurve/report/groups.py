@@ -61,7 +61,7 @@ class ShownGroup:
 
 
 def shown_groups(run: RunRecord, steps: Sequence[int]) -> list[ShownGroup]:
-    """The groups of each step whose rewards differ most, in their order."""
+    """Return the groups of each step whose rewards differ most, in their order."""
     shown = []
     for step in steps:
         groups = run.groups(step)
@@ -151,7 +151,8 @@ def _shown_completion(item: Mapping[str, Any], largest: float) -> ShownCompletio
 
 
 def _shown_steps(item: Mapping[str, Any]) -> tuple[ShownStep, ...]:
-    """The scored steps of a completion that fits on the page; empty where there are none, or their offsets are missing.
+    """Return the scored steps of a completion that fits on the page; empty where there are none, or their offsets are
+    missing.
 
     A record has the advantages of tokens only where they differ.
     """

@@ -26,7 +26,8 @@ STOP_REASONS = {"eos": "stop", "stop": "stop", "length": "max_tokens"}
 
 
 def inspect_log(record: RunRecord, step: int, run_id: str = "") -> dict[str, Any]:
-    """The groups of one step as plain values of an `EvalLog`; in JSON, `inspect_ai.log.read_eval_log` reads them.
+    """Return the groups of one step as plain values of an `EvalLog`; in JSON, `inspect_ai.log.read_eval_log` reads
+    them.
 
     A completion whose reward is not valid has no score, and is counted as unscored; its fault is in the metadata.
     Each score's metrics are the mean over prompts of the mean over the group, and its standard error over prompts.
@@ -66,7 +67,7 @@ def inspect_log(record: RunRecord, step: int, run_id: str = "") -> dict[str, Any
 
 
 def inspect_file(log: Mapping[str, Any]) -> tuple[str, bytes]:
-    """The name and the content of a log's file.
+    """Return the name and the content of a log's file.
 
     The name has time, task and id, as Inspect's own have: it lists no JSON file of another name. The keys of the
     content stay in their order, the version first and the samples last: Inspect reads a log's head without the rest.
@@ -78,7 +79,9 @@ def inspect_file(log: Mapping[str, Any]) -> tuple[str, bytes]:
 
 
 def _named(groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], int | str]]:
-    """Each group with an id for its sample: the prompt's, with a number where a step has the prompt more than once."""
+    """Return each group with an id for its sample: the prompt's, with a number where a step has the prompt more than
+    once.
+    """
     seen: Counter[int] = Counter()
     for group in groups:
         number = group["prompt"]["id"]
@@ -89,7 +92,7 @@ def _named(groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, A
 def _samples(
     group: Mapping[str, Any], name: int | str, step: int, model: str, config: Mapping[str, Any], run_id: str
 ) -> Iterator[dict[str, Any]]:
-    """The completions of a group as epochs of one sample."""
+    """Return the completions of a group as epochs of one sample."""
     prompt = group["prompt"]
     asked = [{"role": "user", "content": prompt["text"]}]
     if prompt.get("messages"):
@@ -129,14 +132,14 @@ def _samples(
 
 
 def _target(columns: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The text of the column that the first of the rewards compares with; empty where there is none."""
+    """Return the text of the column that the first of the rewards compares with; empty where there is none."""
     tables = [table for table in config.get("rewards", ()) if isinstance(table, Mapping)]
     names = [table["answer"] for table in tables if isinstance(table.get("answer"), str)]
     return next((str(columns[name]) for name in (*names, "answer") if columns.get(name) is not None), "")
 
 
 def _scores(completion: Mapping[str, Any]) -> dict[str, Any]:
-    """The reward and its parts, those that are numbers."""
+    """Return the reward and its parts, those that are numbers."""
     parts = {f"{name} (part)" if name == TOTAL else name: part for name, part in completion.get("parts", {}).items()}
     values = {TOTAL: completion.get("reward"), **parts}
     return {name: {"value": value, "answer": completion["text"]} for name, value in values.items() if value is not None}
@@ -147,7 +150,7 @@ def _score_names(samples: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _results(name: str, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One score over all samples: the mean over prompts of their means over epochs, and its standard error."""
+    """Return one score over all samples: the mean over prompts of their means over epochs, and its standard error."""
     by_prompt: dict[int | str, list[float]] = {sample["id"]: [] for sample in samples}
     for sample in samples:
         if name in sample["scores"]:
@@ -201,7 +204,7 @@ def _eval(
 
 
 def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of sampling, by Inspect's names."""
+    """Return the settings of sampling, by Inspect's names."""
     rollout = config.get("rollout", {})
     found = {"max_tokens": rollout.get("max_new_tokens"), "temperature": rollout.get("temperature")}
     found |= {"seed": config.get("run", {}).get("seed"), "stop_seqs": rollout.get("stop") or None}

@@ -11,7 +11,9 @@ from typing import Any
 import jinja2
 
 from oncurve import durable
+from oncurve.advantages import ADVANTAGE_KINDS
 from oncurve.base.output import visible
+from oncurve.components import as_written, described
 from oncurve.metrics import short
 from oncurve.report.charts import HEIGHT, WIDTH, Chart, chart_of
 from oncurve.report.groups import shown_groups
@@ -31,21 +33,6 @@ FEATURED = (
     "completions/truncated",
 )
 """The curves at the top; "rewards/" is each component of the reward, where there are several."""
-
-ADVANTAGES = {
-    "group": "(reward − mean of the group) / standard deviation of the group",
-    "batch": "(reward − mean of the group) / standard deviation of the batch",
-    "none": "reward − mean of the group",
-    "rloo": "reward − mean of the others in the group",
-    "maxrl": "(reward − mean of the group) / mean of the group",
-    "opo": "reward − mean of the group weighted by length",
-    "passk": "the best completion of a group alone: its distance from the second best",
-    "reinforce_pp": "mean over tokens of the reward to go, whitened over the batch",
-    "reinforce_pp_baseline": "reward − mean of the group, whitened over the batch",
-    "gdpo": "each reward normalised in its group; their weighted sum / standard deviation of the batch",
-    "gae": "mean over tokens of the GAE: what follows − the critic's value",
-}
-"""The advantage in words, by `advantage.kind` or `advantage.scale`."""
 
 NOT_DRAWN = frozenset({"step", "progress/prompts_seen", "policy/kl_coef", "optim/updates"})
 
@@ -71,7 +58,7 @@ def write_report(directory: Path, notices: Sequence[str] = ()) -> Path:
 
 
 def environment_of_templates() -> jinja2.Environment:
-    """The templates of the pages, which escape every text."""
+    """Return the templates of the pages, which escape every text."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("oncurve", "templates"),
         autoescape=True,
@@ -82,11 +69,11 @@ def environment_of_templates() -> jinja2.Environment:
 
 
 def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
-    """The page's HTML: self-contained, no script, no request to anywhere; every text from the run is escaped."""
+    """Return the page's HTML: self-contained, no script, no request to anywhere; every text from the run is escaped."""
     metrics = _with_evaluation(run)
     keys = dict.fromkeys(key for line in metrics for key in line if key not in NOT_DRAWN)
     featured = _featured(list(keys))
-    settings = [str(_at(run.config or {}, "advantage", key)) for key in ("kind", "scale")]
+    advantage = as_written((run.config or {}).get("advantage"), ADVANTAGE_KINDS, "grpo")
     return (
         environment_of_templates()
         .get_template("report.html.j2")
@@ -101,7 +88,7 @@ def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
             end=shown_groups(run, run.steps[-1:] if len(run.steps) > 1 else ()),
             config=visible(run.config_text),
             environment=[(visible(key), visible(str(value))) for key, value in (run.environment or {}).items()],
-            advantage=next((ADVANTAGES[word] for word in settings if word in ADVANTAGES), ADVANTAGES["group"]),
+            advantage=None if advantage is None else described(advantage),
             width=WIDTH,
             height=HEIGHT,
         )
@@ -119,7 +106,7 @@ def _charts(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> list
 
 
 def _with_evaluation(run: RunRecord) -> list[Mapping[str, float]]:
-    """The metrics, with the evaluations before and after the run as first and last point of `eval/accuracy`."""
+    """Return the metrics, with the evaluations before and after the run as first and last point of `eval/accuracy`."""
     metrics: list[Mapping[str, float]] = list(run.metrics)
     before, after = (_accuracy(run, when) for when in ("before", "after"))
     if before is not None:
@@ -135,7 +122,7 @@ def _accuracy(run: RunRecord, when: str) -> list[float] | None:
 
 
 def _facts(run: RunRecord) -> list[str]:
-    """The line below the title: the model, the steps, the time, the device."""
+    """Return the line below the title: the model, the steps, the time, the device."""
     config, environment = run.config or {}, run.environment or {}
     facts = [str(value) for value in (_at(config, "model", "path"), config.get("extends")) if value]
     rank, adapter = _at(config, "lora", "rank"), _at(config, "lora", "path")
@@ -166,7 +153,7 @@ def _duration(seconds: float) -> str:
 
 
 def _tiles(run: RunRecord) -> list[Tile]:
-    """The big numbers at the top: held-out accuracy where it was measured, then reward, length, KL, tokens."""
+    """Return the big numbers at the top: held-out accuracy where it was measured, then reward, length, KL, tokens."""
     tiles = []
     before, after = _accuracy(run, "before"), _accuracy(run, "after")
     if after is not None:

@@ -18,7 +18,7 @@ from oncurve.types import Completion, Group, Score
 
 
 def group_record(group: Group, advantages: Tensor | Sequence[float] | None = None) -> dict[str, Any]:
-    """A scored group as one line of `rollouts/step-000012.jsonl.gz`: plain JSON values, nothing non-finite.
+    """Return a scored group as one line of `rollouts/step-000012.jsonl.gz`: plain JSON values, nothing non-finite.
 
     advantages   (n, T) over the group's completions and tokens, or one per completion (n,); None: not known
     returns      {"draw": 11,
@@ -97,12 +97,12 @@ def _advantage_record(completion: Completion, score: Score | None, advantages: A
 
 
 def _plain_numbers(values: Sequence[float]) -> list[float | None]:
-    """`_plain` of many numbers at once: where the sum is finite, each of them is."""
+    """Return `_plain` of many numbers at once: where the sum is finite, each of them is."""
     return list(values) if math.isfinite(sum(values)) else [_plain(value) for value in values]
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it: no NaN, no infinity; what JSON does not know is written as its text."""
+    """Return `value` as JSON can hold it: no NaN, no infinity; what JSON does not know is written as its text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (str, bool, int)):
@@ -136,7 +136,7 @@ class RunRecord:
     damage: tuple[str, ...] = ()
 
     def groups(self, step: int) -> list[dict[str, Any]]:
-        """The groups of one step, as `group_record` made them; empty where they are not kept, or no longer."""
+        """Return the groups of one step, as `group_record` made them; empty where they are not kept, or no longer."""
         return RolloutFiles(self.directory).read(step)
 
 
@@ -169,7 +169,9 @@ def read_run(directory: Path) -> RunRecord:
 
 
 def _metrics(path: Path, damage: list[str]) -> tuple[dict[str, float], ...]:
-    """The numbers of each step that can be read. Raises RunDirectoryError: they have an earlier version's names."""
+    """Return the numbers of each step that can be read. Raises RunDirectoryError: they have an earlier version's
+    names.
+    """
     if not path.is_file():
         return ()
     try:
@@ -191,7 +193,7 @@ def _metrics(path: Path, damage: list[str]) -> tuple[dict[str, float], ...]:
 
 
 def _object(path: Path, damage: list[str]) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is none."""
+    """Return the object in a JSON file; empty where there is none."""
     try:
         found = read_json(path) if path.is_file() else {}
     except CheckpointError as error:
@@ -204,7 +206,9 @@ def _object(path: Path, damage: list[str]) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The tables of a TOML text; empty where it was edited and does not parse: the report does not depend on it."""
+    """Return the tables of a TOML text; empty where it was edited and does not parse: the report does not depend on
+    it.
+    """
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:

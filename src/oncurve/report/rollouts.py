@@ -27,17 +27,17 @@ class RolloutFiles:
         self.folder = run / "rollouts"
 
     def path(self, step: int) -> Path:
-        """The file of a step, whether it exists or not."""
+        """Return the file of a step, whether it exists or not."""
         return self.folder / f"step-{step:06d}.jsonl.gz"
 
     def steps(self) -> tuple[int, ...]:
-        """The steps that have a file, ascending; none where there is no folder."""
+        """Return the steps that have a file, ascending; none where there is no folder."""
         names = (_NAME.fullmatch(entry.name) for entry in self.folder.glob("step-*"))
         return tuple(sorted(int(match[1]) for match in names if match))
 
     @staticmethod
     def content(records: Iterable[Mapping[str, Any]]) -> bytes:
-        """The bytes of the file of a step with these groups."""
+        """Return the bytes of the file of a step with these groups."""
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         return gzip.compress(text.encode("utf-8", "replace"), LEVEL, mtime=0)
 
@@ -50,7 +50,7 @@ class RolloutFiles:
         durable.sync_files([self.path(step) for step in steps])
 
     def read(self, step: int) -> list[dict[str, Any]]:
-        """The groups of a step, as `group_record` made them; without damaged ones. Empty where there is no file.
+        """Return the groups of a step, as `group_record` made them; without damaged ones. Empty where there is no file.
 
         Raises CheckpointError: the file cannot be read.
         """

@@ -30,12 +30,12 @@ class Page:
         self.html, self.title, self.path, self._pixels = html, title, path, pixels
 
     def __repr__(self) -> str:
-        """What is on the page, and how to see it where no HTML is shown."""
+        """Return what is on the page, and how to see it where no HTML is shown."""
         where = "page.save('page.html') writes it" if self.path is None else f"open {self.path} in a browser"
         return f"<{self.title}: {where}>"
 
     def _repr_html_(self) -> str:
-        """The page in a frame."""
+        """Return the page in a frame."""
         style = f"width:100%;height:{self._pixels}px;border:0"
         return f'<iframe srcdoc="{escape(self.html)}" title="{escape(self.title)}" style="{style}"></iframe>'
 
@@ -56,13 +56,13 @@ class Groups(list[dict[str, Any]]):
         self.step = step
 
     def __repr__(self) -> str:
-        """How many there are; `list(groups)` has the values."""
+        """Return how many there are; `list(groups)` has the values."""
         completions = sum(len(record["completions"]) for record in self)
         at = "" if self.step is None else f" of step {self.step}"
         return f"<{_counted(len(self), 'group')}{at}, {_counted(completions, 'completion')}>"
 
     def page(self) -> Page:
-        """The groups on a page, all of them."""
+        """Return the groups on a page, all of them."""
         shown = [shown_group(self.step, record) for record in self]
         return Page(_rendered(repr(self), (), shown), repr(self).strip("<>"), min(_MOST_PIXELS, 120 + 320 * len(self)))
 
@@ -71,7 +71,7 @@ class Groups(list[dict[str, Any]]):
 
 
 def report_page(directory: Path | None, metrics: Sequence[Mapping[str, float]], groups: Groups) -> Page:
-    """The report of a run's directory, which is written again; without one a page of `metrics` and `groups`.
+    """Return the report of a run's directory, which is written again; without one a page of `metrics` and `groups`.
 
     Raises what `write_report` raises; ConfigError: there is no directory, and no step.
     """
@@ -85,7 +85,7 @@ def report_page(directory: Path | None, metrics: Sequence[Mapping[str, float]], 
 
 
 def charts_page(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> Page:
-    """The curves of these metrics, of those on the report's top if none is named.
+    """Return the curves of these metrics, of those on the report's top if none is named.
 
     Raises ConfigError: no step has such a metric (with the nearest name), or there is no step.
     """

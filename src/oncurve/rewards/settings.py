@@ -17,7 +17,8 @@ from pydantic import AfterValidator, Field
 from oncurve.base.errors import ConfigError
 from oncurve.base.paths import path_component
 from oncurve.components import Component, Impossible, unflagged
-from oncurve.processes.pool import Reply, WorkerPool, kind_of_fault, last_words
+from oncurve.processes import kind_of_fault, last_words
+from oncurve.processes.pool import Reply, WorkerPool
 from oncurve.rewards.accepts import Accepts
 from oncurve.steps import splitter_of
 

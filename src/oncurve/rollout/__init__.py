@@ -6,6 +6,7 @@ kinds.py      `[engine]`: its settings
 """
 
 from oncurve.rollout.engine import (
+    EngineBase as EngineBase,
     InProcessEngine as InProcessEngine,
     Limits as Limits,
     OnGroup as OnGroup,
@@ -13,10 +14,7 @@ from oncurve.rollout.engine import (
     check_lengths as check_lengths,
     check_token_ids as check_token_ids,
     count_samples as count_samples,
-    measured as measured,
-    prepare as prepare,
     sample as sample,
-    worked as worked,
 )
 from oncurve.rollout.kinds import ENGINE_KINDS as ENGINE_KINDS, EngineConfig as EngineConfig, LocalEngine as LocalEngine
 from oncurve.rollout.sampling import Sampling as Sampling

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.models import CausalModel, DecodeRequest, EndedRows, Weights, module_device
 from oncurve.randomness import row_keys
@@ -65,6 +66,17 @@ class RolloutEngine(Protocol):
                         other samples wherever it is decoded; None: `count_samples` of this call
         """
 
+    def prepare(self, weights: Weights) -> None:
+        """Begin to take these weights, which are followed next, and do not change until then."""
+
+    def measured(self) -> Mapping[str, float]:
+        """Return what was measured since the last call, by the names of declared metrics."""
+        ...
+
+    def worked(self) -> float | None:
+        """Return seconds for which other processes have sampled so far, the mean over them; None: there are none."""
+        ...
+
     def close(self) -> None:
         """Give back what the engine holds: processes, memory, connections. Called at the end of a run; may be repeated.
 
@@ -72,34 +84,22 @@ class RolloutEngine(Protocol):
         """
 
 
-def prepare(engine: RolloutEngine, weights: Weights) -> None:
-    """Tell the engine which weights it follows next, and that they do not change: its own `prepare(weights)`.
+class EngineBase(Closing):
+    """The methods that an engine need not have: here they do nothing."""
 
-    An engine need not have that method.
-    """
-    found: Callable[[Weights], None] | None = getattr(engine, "prepare", None)
-    if found is not None:
-        found(weights)
+    def prepare(self, weights: Weights) -> None:
+        """Go on: the weights are given again to `follow`."""
 
+    def measured(self) -> Mapping[str, float]:
+        """Return no metrics."""
+        return {}
 
-def measured(engine: RolloutEngine) -> Mapping[str, float]:
-    """Return what the engine has measured since the last call, by the names of declared metrics: its own `measured()`.
+    def worked(self) -> float | None:
+        """Return None: no other process samples."""
+        return None
 
-    An engine need not have that method.
-    """
-    found: Callable[[], Mapping[str, float]] | None = getattr(engine, "measured", None)
-    return {} if found is None else found()
-
-
-def worked(engine: RolloutEngine, since: float = 0.0) -> float | None:
-    """Return seconds for which other processes have sampled for the engine, the mean over them: its own `worked()` -
-    `since`.
-
-    None: it has no such method, or there are no other processes.
-    """
-    found: Callable[[], float | None] | None = getattr(engine, "worked", None)
-    seconds = None if found is None else found()
-    return None if seconds is None else seconds - since
+    def close(self) -> None:
+        """Give nothing back."""
 
 
 def count_samples(prompts: Sequence[Prompt], group_size: int) -> list[int]:
@@ -138,7 +138,7 @@ def _outline(group: object) -> tuple[int, int] | None:
     return (group.prompt.id, len(group.completions)) if isinstance(group, Group) else None
 
 
-class InProcessEngine:
+class InProcessEngine(EngineBase):
     """Samples with the policy's module in this process, at most `sampling.max_concurrent` rows at a time: groups
     wait until enough rows are free.
 

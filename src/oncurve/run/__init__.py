@@ -13,7 +13,11 @@ from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.run.api import resume as resume, train as train
-    from oncurve.run.arguments import data_arguments as data_arguments, reward_arguments as reward_arguments
+    from oncurve.run.arguments import (
+        CommonSettings as CommonSettings,
+        data_arguments as data_arguments,
+        reward_arguments as reward_arguments,
+    )
     from oncurve.run.assembly import Overrides as Overrides, Run as Run, assemble as assemble
     from oncurve.run.commands.data_check import check_data_of as check_data_of
     from oncurve.run.commands.evaluation import evaluate_target as evaluate_target, prompts_from as prompts_from
@@ -25,16 +29,15 @@ if TYPE_CHECKING:
         load_reward_recipe as load_reward_recipe,
         train_reward_model as train_reward_model,
     )
-    from oncurve.run.common import CommonSettings as CommonSettings
     from oncurve.run.continuing import continue_with as continue_with
     from oncurve.run.directory.folder import RunDirectory as RunDirectory
     from oncurve.run.directory.listing import list_runs as list_runs, table_of as table_of
     from oncurve.run.directory.naming import free_directory as free_directory, run_name as run_name
     from oncurve.run.loop import credit_of as credit_of, order_of as order_of, trainer_config as trainer_config
-    from oncurve.run.resuming import resume_any as resume_any
     from oncurve.run.session import (
         create_directory as create_directory,
         finish as finish,
+        resume_any as resume_any,
         shown_by as shown_by,
         stopped_at as stopped_at,
         train_or_resume as train_or_resume,

@@ -20,10 +20,17 @@ from oncurve.display import Screen, say
 from oncurve.durable import read_log
 from oncurve.forecast import check_memory
 from oncurve.models.loading import loaded_from
-from oncurve.run.arguments import arguments_of, configured, data_arguments, reward_arguments
+from oncurve.run.arguments import (
+    ARGUMENT_OF,
+    OTHER_NAMES,
+    CommonSettings,
+    arguments_of,
+    configured,
+    data_arguments,
+    reward_arguments,
+)
 from oncurve.run.assembly import Overrides, Run, assemble
-from oncurve.run.common import KEY_OF, CommonSettings
-from oncurve.run.continuing import open_to_resume, restore, resumed_config
+from oncurve.run.continuing import continued, open_to_resume, resumed_config
 from oncurve.run.directory.folder import RunDirectory
 from oncurve.run.returning import Returns
 from oncurve.run.session import call_to_go_on, create_directory, finish
@@ -32,30 +39,6 @@ from oncurve.run.trained import TrainedRun
 from oncurve.trainer import StepResult
 
 Reward = str | Callable[..., Any] | Mapping[str, Any] | Component
-
-
-ARGUMENT_OF = {
-    "run.steps": "steps",
-    "run.seed": "seed",
-    "model.path": "model",
-    "data.path": "data",
-    "data.rows": "data",
-    "data.template": "template",
-    "rewards.0.path": "reward",
-    **{key: name for name, key in KEY_OF.items()},
-}
-"""The argument of `train` for a setting."""
-
-OTHER_NAMES = {
-    **dict.fromkeys(("dataset", "train_dataset", "prompts", "rows", "train_data", "train_files"), "data"),
-    **dict.fromkeys(("reward_fn", "reward_func", "reward_funcs", "reward_function", "rewards"), "reward"),
-    **dict.fromkeys(("args", "config", "overrides"), "settings"),
-    **dict.fromkeys(("processing_class", "tok"), "tokenizer"),
-    **dict.fromkeys(("ref_model", "reference_model"), "reference"),
-    **dict.fromkeys(("output_dir", "out_dir", "directory", "save_path", "default_local_dir"), "out"),
-    **dict.fromkeys(("callbacks", "callback", "logger"), "on_step"),
-    **dict.fromkeys(("algorithm", "adv_estimator"), "preset"),
-}
 
 
 @explains_arguments(ARGUMENT_OF, OTHER_NAMES)
@@ -159,14 +142,8 @@ def resume(
         resumption = open_to_resume(path, before, config, base, changed)
         given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
         console = Screen()
-        try:
-            say(console, *resumption.taken_up.lines)
-            trained = TrainedRun(assemble(config, base, given, resumed=True))
-        except BaseException:
-            resumption.held.close()
-            raise
+        trained = TrainedRun(continued(resumption, config, base, console, given))
     try:
-        restore(trained.run, resumption, console)
         for line in read_log(path / "metrics.jsonl", damaged=True):
             trained.metrics.append(line) if line.get("step") != 0 else trained.run.before.update(line)
         if not resumption.finished:
@@ -180,7 +157,9 @@ def resume(
 
 @contextmanager
 def _before_training() -> Iterator[None]:
-    """A context for what comes before the first step: a closed file is a UserError, an interrupt has no frames."""
+    """Return a context for what comes before the first step: a closed file is a UserError, an interrupt has no
+    frames.
+    """
     try:
         with permitted():
             yield
@@ -214,7 +193,7 @@ def _finish(
 ) -> None:
     """Train the steps that are left; after a loss of state on from the last checkpoint, unless the run has a module of
     the caller's, which training has changed."""
-    observers = _observers(trained, on_step)
+    observers = [trained.keep, *([on_step] if on_step is not None else [])]
     if path is None or trained.run.given != Overrides():
         trained.stopped_by = finish(trained.run, console, *observers)
         return
@@ -223,25 +202,13 @@ def _finish(
     def made_again() -> Run:
         with trusting(given=True):  # this process has had it
             config, _, base = resumed_config(path, given=functions)
-        resumption = open_to_resume(path, config, config, base)
-        try:
-            run = assemble(config, base)
-        except BaseException:
-            resumption.held.close()
-            raise
-        restore(run, resumption, console)
-        return run
+        return continued(open_to_resume(path, config, config, base), config, base, console)
 
     def again() -> str | None:
         trained.go_back(made_again)
         return finish(trained.run, console, *observers, returns=returns)
 
     trained.stopped_by = returns.over(lambda: finish(trained.run, console, *observers, returns=returns), again)
-
-
-def _observers(trained: TrainedRun, on_step: Callable[[StepResult], None] | None) -> list[Callable[[StepResult], None]]:
-    """The observers of every step of `train` and `resume`."""
-    return [trained.keep, *([on_step] if on_step is not None else [])]
 
 
 def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:
@@ -257,7 +224,7 @@ def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:
 
 
 def _of_model(model: Any, settings: Any) -> list[Argument]:
-    """The model as a setting: its path, or "" for a module, which is used as it is."""
+    """Return the model as a setting: its path, or "" for a module, which is used as it is."""
     if not isinstance(model, nn.Module):
         return [] if model is None else [Argument("model", "model.path", str(model))]
     said = settings.get("model", {}) if isinstance(settings, Mapping) else {}

@@ -5,19 +5,89 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict, get_type_hints
 
 from oncurve.base.errors import ConfigError, shown
 from oncurve.components import Component
 from oncurve.config import Argument, RunConfig, find_recipe, load_config, tables_of
 from oncurve.rewards import REWARD_KINDS, path_of
-from oncurve.run.common import KEY_OF
+
+
+class CommonSettings(TypedDict, total=False):
+    """Arguments of `oncurve.train` that are settings; None or left out: as the recipe or preset has it."""
+
+    learning_rate: Annotated[float | None, "learner.learning_rate"]
+    """The step size of the optimizer."""
+
+    warmup_steps: Annotated[int | None, "learner.warmup_steps"]
+    """Updates until the learning rate has its full value."""
+
+    minibatches: Annotated[int | None, "learner.minibatches"]
+    """Updates per step and pass."""
+
+    group_size: Annotated[int | None, "rollout.group_size"]
+    """Completions per prompt."""
+
+    max_new_tokens: Annotated[int | None, "rollout.max_new_tokens"]
+    """The longest completion."""
+
+    temperature: Annotated[float | None, "rollout.temperature"]
+    """The temperature of sampling."""
+
+    prompts_per_step: Annotated[int | None, "data.prompts_per_step"]
+    """Prompts of one rollout."""
+
+    system: Annotated[str | None, "data.system"]
+    """A system message before every prompt."""
+
+    eval_fraction: Annotated[float | None, "data.eval_fraction"]
+    """The share of rows that is held out for evaluation."""
+
+    eval_every: Annotated[int | None, "eval.every"]
+    """Steps between evaluations."""
+
+    kl_coef: Annotated[float | None, "kl.coef"]
+    """The weight of the KL penalty."""
+
+    lora_rank: Annotated[int | None, "lora.rank"]
+    """Train an adapter of this rank instead of all weights."""
+
+    epochs: Annotated[float | None, "run.epochs"]
+    """Passes over the data, in place of `steps`."""
+
+
+KEY_OF = {
+    "model": "model.path",
+    "template": "data.template",
+    "steps": "run.steps",
+    "seed": "run.seed",
+    **{name: hint.__metadata__[0] for name, hint in get_type_hints(CommonSettings, include_extras=True).items()},
+}
+"""The setting of each argument that is one."""
+
+ARGUMENT_OF = {
+    "data.path": "data",
+    "data.rows": "data",
+    "rewards.0.path": "reward",
+    **{key: name for name, key in KEY_OF.items()},
+}
+"""The argument of `train` for a setting."""
+
+OTHER_NAMES = {
+    **dict.fromkeys(("dataset", "train_dataset", "prompts", "rows", "train_data", "train_files"), "data"),
+    **dict.fromkeys(("reward_fn", "reward_func", "reward_funcs", "reward_function", "rewards"), "reward"),
+    **dict.fromkeys(("args", "config", "overrides"), "settings"),
+    **dict.fromkeys(("processing_class", "tok"), "tokenizer"),
+    **dict.fromkeys(("ref_model", "reference_model"), "reference"),
+    **dict.fromkeys(("output_dir", "out_dir", "directory", "save_path", "default_local_dir"), "out"),
+    **dict.fromkeys(("callbacks", "callback", "logger"), "on_step"),
+    **dict.fromkeys(("algorithm", "adv_estimator"), "preset"),
+}
 
 
 def arguments_of(named: Mapping[str, Any]) -> list[Argument]:
-    """The arguments that are one setting each, by name; None: not given."""
-    keys = {"template": "data.template", "steps": "run.steps", "seed": "run.seed", **KEY_OF}
-    return [Argument(name, keys[name], value) for name, value in named.items() if value is not None]
+    """Return the arguments that are one setting each, by name; None: not given."""
+    return [Argument(name, KEY_OF[name], value) for name, value in named.items() if value is not None]
 
 
 def configured(
@@ -28,7 +98,7 @@ def configured(
     overrides: Sequence[str] = (),
     word: str = "preset",
 ) -> tuple[RunConfig, Path]:
-    """The configuration of a recipe, a preset ("grpo" if there is neither), arguments, settings and overrides.
+    """Return the configuration of a recipe, a preset ("grpo" if there is neither), arguments, settings and overrides.
 
     `word` is how the caller writes `preset`, for messages. Raises ConfigError for whatever is wrong.
     """
@@ -42,7 +112,7 @@ def configured(
 
 
 def data_arguments(data: Any) -> list[Argument]:
-    """The data as settings: a file, or rows in memory."""
+    """Return the data as settings: a file, or rows in memory."""
     if data is None:
         return []
     kind, key, value = ("files", "path", str(data)) if isinstance(data, (str, Path)) else ("list", "rows", data)
@@ -50,7 +120,7 @@ def data_arguments(data: Any) -> list[Argument]:
 
 
 def reward_arguments(reward: Any) -> list[Argument]:
-    """The rewards as settings: one, or several."""
+    """Return the rewards as settings: one, or several."""
     if reward is None:
         return []
     alone = isinstance(reward, (str, Mapping, Component)) or callable(reward) or not isinstance(reward, Sequence)

@@ -16,7 +16,7 @@ from torch import Tensor
 from oncurve.advantages import reads_rewards, teacher_of
 from oncurve.base.errors import ConfigError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
-from oncurve.data import Prompts, Rows, distinct_prompts, load_eval_rows, load_rows, open_prompts
+from oncurve.data import Prompts, Rows, distinct_prompts, load_eval_rows, load_rows
 from oncurve.evaluate import Evaluation, evaluate, part_is_1
 from oncurve.learner import Learner, check_learner
 from oncurve.machine.threads import prepare_process
@@ -27,7 +27,7 @@ from oncurve.rollout import RolloutEngine, check_token_ids
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
 from oncurve.run.iterations import LabellingInputs, ScoredBy, iterations, step_locator
 from oncurve.run.loop import credit_of, groups_of, trainer_config
-from oncurve.run.row_lengths import fix_reach, room_for_prompts
+from oncurve.run.row_lengths import fix_reach, opened
 from oncurve.run.teaching import load_teacher
 from oncurve.trainer import (
     Checkpoints,
@@ -107,7 +107,7 @@ class Run:
         return self.trainer.train()
 
     def facts(self) -> RunFacts:
-        """The part of the plan that is known once everything is loaded."""
+        """Return the part of the plan that is known once everything is loaded."""
         given, adapter = self.given.reference, self.loaded.model.adapter
         reference = self.loaded if given is None and self.config.kl.needs_reference else given
         teacher = None if self.teacher is self.loaded else self.teacher
@@ -144,7 +144,7 @@ class Run:
         self.learner.export(path)
 
     def save_reward_model(self, path: Path) -> bool:
-        """The reward model as the iterations have left it, in Hugging Face form; whether there is one."""
+        """Return the reward model as the iterations have left it, in Hugging Face form; whether there is one."""
         if self.iterations is not None:
             self.iterations.learner.export(path)
         return self.iterations is not None
@@ -195,7 +195,7 @@ class Run:
 
 
 def _parameters(loaded: LoadedModel) -> int:
-    """The model's own parameters, without those of an adapter on it."""
+    """Return the model's own parameters, without those of an adapter on it."""
     adapter = loaded.model.adapter
     of_adapter = 0 if adapter is None else _count(adapter.parameters.values())
     return _count(loaded.model.module.parameters()) - of_adapter
@@ -211,15 +211,15 @@ def _adapter_facts(adapter: Adapter, width: int) -> AdapterFacts:
 
 
 def assemble(config: RunConfig, base: Path | None = None, given: Overrides | None = None, resumed: bool = False) -> Run:
-    """A run from its settings, cheap checks first: data, rewards, model, then the parts around them.
+    """Return a run from its settings, cheap checks first: data, rewards, model, then the parts around them.
 
     `base` is where relative paths in the settings start (the working directory if None); `given` stands in for what
     `[model]` would load. The rewards of a run that is `resumed` are not tried again. Nothing is written: see
     `Run.open_directory`. Raises UserError for what the user can fix.
     """
     given = given or Overrides()
-    if not config.cluster.alone:
-        config.cluster.check_machine(_device(config, given))
+    if not config.cluster.facts.alone:
+        config.cluster.check(_device(config, given))
     prepare_process(config.run.threads)
     rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base)
     if config.eval.every and not len(eval_rows):
@@ -248,7 +248,7 @@ def assemble(config: RunConfig, base: Path | None = None, given: Overrides | Non
 
 
 def _device(config: RunConfig, given: Overrides) -> torch.device:
-    """Where the policy is or will be. Raises ModelError: there is no such device."""
+    """Return where the policy is or will be. Raises ModelError: there is no such device."""
     return config.model.torch_device if given.model is None else module_device(given.model.model.module)
 
 
@@ -262,12 +262,11 @@ def _build_run(
 ) -> Run:
     config.reference.check(loaded.model, None if given.reference is None else given.reference.model, loaded.dtype)
     check_token_ids("rollout.eos_ids", config.rollout.eos_ids, loaded.model)
-    fits = room_for_prompts(loaded, config)
-    teacher, taught = load_teacher(config, loaded), teacher_of(config.advantage)
-    template = None if taught is None else taught.template
-    prompts = open_prompts(rows, config.data, loaded.tokenizer, fits, loaded.vocabulary, template)
+    taught = teacher_of(config.advantage)
+    prompts = opened(rows, config, loaded, None if taught is None else taught.template)
+    teacher = load_teacher(config, loaded)
     config = config.over(len(prompts))
-    eval_prompts = open_prompts(eval_rows, config.data, loaded.tokenizer, fits, loaded.vocabulary)
+    eval_prompts = opened(eval_rows, config, loaded)
     if config.eval.every and not len(eval_prompts):
         raise ConfigError(
             f"eval.every: all {len(eval_rows)} held-out prompts are too long and were dropped; raise "
@@ -317,7 +316,7 @@ def _add_reward_model(run: Run, base: Path | None) -> None:
 def build_learner(
     config: RunConfig, loaded: LoadedModel, reference: LoadedModel | None = None, teacher: LoadedModel | None = None
 ) -> Learner:
-    """The learner of `[learner]`, on the ranks of `[cluster]`.
+    """Return the learner of `[learner]`, on the ranks of `[cluster]`.
 
     Raises ConfigError: what its settings build is none.
     """
@@ -340,11 +339,14 @@ def build_learner(
 
 
 def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
-    """The engine of `[engine]`, in this process alone. Raises ConfigError: what its settings build is not one."""
+    """Return the engine of `[engine]`, in this process alone. Raises ConfigError: what its settings build is not
+    one.
+    """
     engine = _engine_maker(config, loaded)()
-    lacking = [name for name in ("exact", "follow", "generate", "close") if not hasattr(engine, name)]
+    needed = ("exact", "follow", "generate", "prepare", "measured", "worked", "close")
+    lacking = [name for name in needed if not hasattr(engine, name)]
     if lacking:
-        lacks = f"{type(engine).__name__} lacks {' and '.join(lacking)}"
+        lacks = f"{type(engine).__name__} lacks {' and '.join(lacking)}; derive it from oncurve.rollout.EngineBase"
         raise ConfigError(f"engine.kind: what it builds is no rollout engine: {lacks}")
     if engine.exact != config.engine.exact:
         stated = f"its settings say exact = {config.engine.exact}, and the engine says {engine.exact}"

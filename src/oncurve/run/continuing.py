@@ -13,7 +13,7 @@ from oncurve.base.errors import CheckpointError, command
 from oncurve.base.imports import trusting
 from oncurve.config import RUN, RunConfig, brought_by, load_config, to_toml
 from oncurve.display import say
-from oncurve.run.assembly import Run
+from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.run.directory.changes import Change, changes_between, check_changes, resolved_as, worth_saying
 from oncurve.run.directory.folder import CONFIG, ROWS, RunDirectory
 from oncurve.run.directory.identity import TakenUp, defaults_of, identify, steps_done, take_up
@@ -39,7 +39,7 @@ class Resumption:
 def resumed_config(
     directory: Path, overrides: Iterable[str] = (), settings: Any = None, given: Any = None
 ) -> tuple[RunConfig, RunConfig, Path]:
-    """A run's configuration as its directory has it, the same with what a resume changes, and the folder.
+    """Return a run's configuration as its directory has it, the same with what a resume changes, and the folder.
 
     `given` are settings for objects that no file holds. Raises RunDirectoryError: it is no run. ConfigError.
     """
@@ -74,6 +74,27 @@ def open_to_resume(directory: Path, before: RunConfig, now: RunConfig, base: Pat
     except BaseException:
         held.close()
         raise
+
+
+def continued(
+    resumption: Resumption, config: RunConfig, base: Path, console: Console, given: Overrides | None = None
+) -> Run:
+    """Put the run together that continues in the directory which `resumption` holds, and restore it.
+
+    Raises UserError, and what `restore` raises; the directory is let go of then.
+    """
+    try:
+        say(console, *resumption.taken_up.lines)
+        run = assemble(config, base, given, resumed=True)
+    except BaseException:
+        resumption.held.close()
+        raise
+    try:
+        restore(run, resumption, console)
+    except BaseException:
+        run.close()
+        raise
+    return run
 
 
 def restore(run: Run, resumption: Resumption, console: Console) -> None:
@@ -127,8 +148,9 @@ def continue_with(run: Run, directory: Path, console: Console) -> bool:
 
 
 def identity_of(config: RunConfig, base: Path) -> dict[str, Any]:
-    """The identity of a run. How long it is belongs to it where the learning rate's schedule depends on that, and the
-    number of ranks where they divide the model."""
+    """Return the identity of a run. How long it is belongs to it where the learning rate's schedule depends on that,
+    and the number of ranks where they divide the model.
+    """
     length = ("run.steps", "run.epochs") if config.learner.depends_on_length else ()
-    ranks = ("cluster.learner_ranks",) if config.cluster.divided else ()
+    ranks = ("cluster.learner_ranks",) if config.cluster.facts.divided else ()
     return identify(config, RUN, base, counts=(*length, *ranks))

@@ -44,7 +44,7 @@ class LabellingInputs:
 
 
 def iterations(config: RunConfig, base: Path | None, sources: LabellingInputs, learner: RewardLearner) -> Iterations:
-    """The outer loop of a run with `[iterative]`. Raises DataError: `history` cannot be read."""
+    """Return the outer loop of a run with `[iterative]`. Raises DataError: `history` cannot be read."""
     settings = config.iterative
     kind: Kind = "steps" if learner.classifier.head == "process" else "preferences"
     assert config.eval.verifier is not None  # `check_complete` has refused None
@@ -62,11 +62,11 @@ class ScoredBy:
     verifier: str
 
     def begin(self, step: int = 0) -> DeferredScoring:
-        """A scoring that begins when all groups are written."""
+        """Return a scoring that begins when all groups are written."""
         return DeferredScoring(self.score)
 
     def score(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with the verifier's value as the reward; not valid where it has none."""
+        """Return the groups with the verifier's value as the reward; not valid where it has none."""
         return [
             replace(group, scores=tuple(self._alone(score) for score in group.scores))
             for group in self.rewards.score(groups)
@@ -85,7 +85,7 @@ def _history(path: str | None, kind: Kind, base: Path | None) -> Sequence[Exampl
 
 
 def labeller(config: RunConfig, kind: Kind, verifier: str, continuations: int, sources: LabellingInputs) -> Labeller:
-    """How scored groups become examples. Raises ConfigError: continuations without a tokenizer."""
+    """Return how scored groups become examples. Raises ConfigError: continuations without a tokenizer."""
     if kind == "preferences":
 
         def pairs(groups: Sequence[Group]) -> list[PreferencePair]:
@@ -113,7 +113,7 @@ def labeller(config: RunConfig, kind: Kind, verifier: str, continuations: int, s
 
 
 def step_locator(tokenizer: Any) -> Locate | None:
-    """Finds the tokens that end the steps of a completion; None without a tokenizer."""
+    """Find the tokens that end the steps of a completion; None without a tokenizer."""
     if tokenizer is None:
         return None
     text_after = Detokenizer(tokenizer).after

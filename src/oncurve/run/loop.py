@@ -23,7 +23,7 @@ from oncurve.trainer import (
 
 
 def trainer_config(config: RunConfig, environment: Mapping[str, object] | None = None) -> TrainerConfig:
-    """The loop's own numbers, from the sections they stand in."""
+    """Return the loop's own numbers, from the sections they stand in."""
     return TrainerConfig(
         steps=config.run.steps,
         seed=config.run.seed,
@@ -46,7 +46,7 @@ def trainer_config(config: RunConfig, environment: Mapping[str, object] | None =
 
 
 def dynamic_sampling(config: RunConfig) -> DynamicSampling | None:
-    """Which groups a step trains on, by the verifier where there is one; None: on all that are usable."""
+    """Return which groups a step trains on, by the verifier where there is one; None: on all that are usable."""
     settings, verifier = config.filter, verifier_of(config.rewards, config.eval.verifier)
     if not settings.dynamic_sampling:
         return None
@@ -66,7 +66,7 @@ def order_of(config: RunConfig, prompts: Prompts) -> PromptOrder:
 
 def groups_of(config: RunConfig, engine: RolloutEngine, rewards: RewardSet, prompts: Prompts) -> Groups:
     """Return the source of groups, ahead of their step where other processes sample."""
-    cluster, least = config.cluster, config.advantage.min_valid_completions
+    cluster, least = config.cluster.facts, config.advantage.min_valid_completions
     size, dynamic = config.rollout.group_size, dynamic_sampling(config)
     given = (engine, rewards, order_of(config, prompts), config.data.prompts_per_step, size, least, dynamic)
     if not cluster.lag:

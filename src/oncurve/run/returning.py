@@ -34,7 +34,7 @@ class Returns:
         self._began: float | None = None
 
     def over(self, begin: Callable[[], Ended], again: Callable[[], Ended]) -> Ended:
-        """What `begin()` returns; after each loss of state, what `again()` does.
+        """Return what `begin()` returns; after each loss of state, what `again()` does.
 
         Raises what they raise, and LostStateError: nothing of the run is written, or it does not get further.
         """
@@ -51,11 +51,13 @@ class Returns:
 
     @property
     def allowed(self) -> bool:
-        """Whether the run goes back after another loss."""
+        """Return whether the run goes back after another loss."""
         return (self._directory / CONFIG).is_file() and (self._newest > self._from or self._in_a_row < RETURNS)
 
     def share(self, minutes: float | None) -> float | None:
-        """The part of `run.max_minutes` that is left; the time begins with the first call. None: there is no limit."""
+        """Return the part of `run.max_minutes` that is left; the time begins with the first call. None: there is no
+        limit.
+        """
         self._began = time.monotonic() if self._began is None else self._began
         return None if minutes is None else max(0.0, minutes - (time.monotonic() - self._began) / 60)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from oncurve.base.errors import ConfigError
 from oncurve.config import RunConfig
-from oncurve.data import Prompts
+from oncurve.data import Prompts, Rows, open_prompts
 from oncurve.forecast import read_model_config
 from oncurve.models import CausalModel, LoadedModel
 from oncurve.models.layers import reach_of, set_reach, stated_positions
@@ -15,7 +15,8 @@ from oncurve.models.loading import directory_of, load_tokenizer, online
 
 
 def read_tokenizer(config: RunConfig) -> tuple[Any, int | None]:
-    """The policy's tokenizer, and the room for prompts as `room_for_prompts` has it, without the model's weights.
+    """Return the policy's tokenizer, and the room for prompts as `room_for_prompts` has it, without the model's
+    weights.
 
     Raises ModelError: there is no such model. ConfigError: completions alone take the model's context.
     """
@@ -28,11 +29,20 @@ def read_tokenizer(config: RunConfig) -> tuple[Any, int | None]:
 
 
 def room_for_prompts(loaded: LoadedModel, config: RunConfig) -> int | None:
-    """The tokens a prompt may have, so that its completion fits the model's context too; None: not known.
+    """Return the tokens a prompt may have, so that its completion fits the model's context too; None: not known.
 
     Raises ConfigError where completions alone take it all.
     """
     return _room(loaded.model.longest_row, config)
+
+
+def opened(rows: Rows, config: RunConfig, loaded: LoadedModel, template: str | None = None) -> Prompts:
+    """Return the prompts of `rows` as the loaded model reads them; `template`: that of a teacher.
+
+    Raises DataError: a row makes no prompt, or one that is too long.
+    """
+    room = room_for_prompts(loaded, config)
+    return open_prompts(rows, config.data, loaded.tokenizer, room, loaded.vocabulary, template)
 
 
 def _room(row: int | None, config: RunConfig) -> int | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from oncurve.base.errors import LostStateError, command
+from oncurve.base.errors import ConfigError, LostStateError, command
 from oncurve.base.imports import trusting
 from oncurve.base.output import visible
 from oncurve.config import IN_MEMORY, RunConfig, brought_by, check_complete, plan, to_tables, to_toml
@@ -22,7 +24,7 @@ from oncurve.machine import contention
 from oncurve.models.loading import ADAPTER
 from oncurve.report import write_report
 from oncurve.run.assembly import Overrides, Run, assemble
-from oncurve.run.continuing import identity_of, open_to_resume, restore, resumed_config
+from oncurve.run.continuing import continued, identity_of, open_to_resume, resumed_config
 from oncurve.run.directory.changes import resolved_as, worth_saying
 from oncurve.run.directory.folder import CONFIG, ROWS, RunDirectory
 from oncurve.run.directory.naming import free_directory, run_name
@@ -68,6 +70,26 @@ def train_or_resume(config: RunConfig, base: Path, out: Path) -> str | None:
     return go_on(out, before, resolved_as(before, config, (out / ROWS).is_file()), folder)
 
 
+def resume_any(directory: Path, overrides: Sequence[str] = (), changed: bool = False) -> str | None:
+    """Continue a run of `oncurve train` or `oncurve reward-model train`; returns the signal that stopped it, or None.
+
+    `overrides`: settings that change from now on; `changed`: continue although others or data have changed, which is
+    not exact. Raises UserError for what the user can fix.
+    """
+    RunDirectory.check_run(directory)
+    sections: set[str] = set()
+    with suppress(OSError, ValueError, RecursionError):  # `load_config` reports what is wrong with the file
+        sections = set(tomllib.loads((directory / CONFIG).read_text(encoding="utf-8")))
+    if "reward_model" in sections and "rewards" not in sections:
+        from oncurve.run.commands.reward_models import resume_reward_model
+
+        if overrides:
+            key = overrides[0].partition("=")[0]
+            raise ConfigError(f"{key}: the training of a reward model resumes with the settings that it began with")
+        return resume_reward_model(directory, changed)
+    return resume_run(directory, overrides, changed)
+
+
 def resume_run(directory: Path, overrides: Sequence[str] = (), changed: bool = False) -> str | None:
     """Continue the run in `directory` from its newest valid checkpoint; returns the signal that stopped it, or None.
 
@@ -108,9 +130,7 @@ def _go_on(
                 again = command("resume", directory, "eval.patience=0")
                 say(console, f"eval.patience = {now.eval.patience} ended it early; to go on: {again}")
             return None
-        say(console, *resumption.taken_up.lines)
-        with assemble(now, base, resumed=True) as run:
-            restore(run, resumption, console)
+        with continued(resumption, now, base, console) as run:
             return finish(run, console, returns=returns)
 
 
@@ -207,7 +227,7 @@ def _without_checkpoint(run: Run, path: Path, error: BaseException) -> list[str]
 
 
 def best_of(run: Run) -> list[str]:
-    """A line about the best checkpoint of a run that has one."""
+    """Return a line about the best checkpoint of a run that has one."""
     metric, state, path = run.config.checkpoint.best, run.trainer.state, run.directory
     if metric is None or state.best is None or path is None:
         return []
@@ -222,7 +242,7 @@ def best_of(run: Run) -> list[str]:
 
 
 def ended_early(run: Run) -> list[str]:
-    """A line about a run that `eval.patience` has ended."""
+    """Return a line about a run that `eval.patience` has ended."""
     metric, state, held_out = run.config.checkpoint.best, run.trainer.state, run.trainer.config.held_out
     if not held_out.ends(state) or state.step >= run.config.run.steps:
         return []
@@ -232,12 +252,13 @@ def ended_early(run: Run) -> list[str]:
 
 
 def watch_of(run: Run) -> Watch:
-    """The doctor's rules over a run that goes on."""
+    """Return the doctor's rules over a run that goes on."""
     return Watch(to_tables(run.config), run.trainer.config.environment)
 
 
 def shown_by(progress: Progress, watch: Watch) -> Callable[[StepResult], None]:
-    """An observer that shows each step, each new alarm of the doctor's rules, and once a notice of other processes.
+    """Return an observer that shows each step, each new alarm of the doctor's rules, and once a notice of other
+    processes.
 
     The first fault of a reward is quoted.
     """
@@ -261,7 +282,7 @@ def shown_by(progress: Progress, watch: Watch) -> Callable[[StepResult], None]:
 
 
 def stopped_at(run: Run, stopped: str) -> str:
-    """What stopped the run, the step from which it continues, and the command for it."""
+    """Return what stopped the run, the step from which it continues, and the command for it."""
     assert run.directory is not None
     assert run.trainer.checkpoints is not None
     step = run.trainer.checkpoints.newest
@@ -270,7 +291,7 @@ def stopped_at(run: Run, stopped: str) -> str:
 
 
 def how_to_go_on(run: Run) -> str:
-    """The command that resumes the run; for a run with objects, the Python call that takes them again."""
+    """Return the command that resumes the run; for a run with objects, the Python call that takes them again."""
     assert run.directory is not None
     path = run.directory.path
     call, objects = call_to_go_on(path, run.config, run.given)

@@ -11,7 +11,7 @@ from oncurve.models import LoadedModel
 
 
 def load_teacher(config: RunConfig, policy: LoadedModel) -> LoadedModel | None:
-    """The teacher of `config.advantage`, in the policy's dtype; the policy itself where it teaches itself.
+    """Return the teacher of `config.advantage`, in the policy's dtype; the policy itself where it teaches itself.
 
     None: the advantage needs no teacher. Raises ConfigError: its tokens are not the policy's. ModelError: it cannot be
     loaded.
@@ -33,7 +33,7 @@ def load_teacher(config: RunConfig, policy: LoadedModel) -> LoadedModel | None:
 
 
 def _other_tokens(policy: LoadedModel, teacher: LoadedModel) -> str | None:
-    """How the teacher's tokens differ from the policy's; None: it has all of them, by the same names."""
+    """Return how the teacher's tokens differ from the policy's; None: it has all of them, by the same names."""
     mine, theirs = _names(policy.tokenizer), _names(teacher.tokenizer)
     for name, number in sorted(mine.items(), key=lambda token: token[1]) if mine and theirs else ():
         if theirs.get(name) != number:
@@ -47,6 +47,6 @@ def _other_tokens(policy: LoadedModel, teacher: LoadedModel) -> str | None:
 
 
 def _names(tokenizer: Any) -> dict[str, int]:
-    """A tokenizer's tokens by name, the added ones too; empty where there is none."""
+    """Return a tokenizer's tokens by name, the added ones too; empty where there is none."""
     found: dict[str, int] = {} if tokenizer is None else tokenizer.get_vocab()
     return found

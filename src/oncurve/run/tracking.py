@@ -34,7 +34,7 @@ def track(run: Run) -> Tracking:
 
 
 def shown_to(tracking: Tracking, say: Callable[[str], None]) -> Callable[[StepResult], None]:
-    """An observer that gives each step to the trackers, and prints their news."""
+    """Return an observer that gives each step to the trackers, and prints their news."""
 
     def observe(result: StepResult) -> None:
         tracking.recorded(result.step, result.groups, result.advantages)

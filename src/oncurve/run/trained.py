@@ -27,7 +27,7 @@ class MetricsLog(list[dict[str, float]]):
     """A mapping per step, in order: metrics by declared key, `step` among them. A cell shows a table of them."""
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row per step, indexed by `step`; a column per metric, NaN where a step has none. Needs pandas."""
+        """Return a row per step, indexed by `step`; a column per metric, NaN where a step has none. Needs pandas."""
         try:
             import pandas
         except ImportError as error:
@@ -59,7 +59,9 @@ class TrainedRun(Closing):
     _samplings: int = field(default=0, repr=False)
 
     def __repr__(self) -> str:
-        """One line: a notebook prints it where a cell ends with `oncurve.train(...)`; rows and model are left out."""
+        """Return one line: a notebook prints it where a cell ends with `oncurve.train(...)`; rows and model are left
+        out.
+        """
         where = None if self.directory is None else str(self.directory)
         return f"TrainedRun(steps={len(self.metrics)}, directory={where!r}, stopped_by={self.stopped_by!r})"
 
@@ -87,7 +89,7 @@ class TrainedRun(Closing):
         return self.run.directory.path if self.run.directory is not None else None
 
     def _whole(self) -> list[dict[str, float]]:
-        """The metrics of all steps, after those of the evaluation before step 1."""
+        """Return the metrics of all steps, after those of the evaluation before step 1."""
         return [*([self.run.before] if self.run.before else []), *self.metrics]
 
     def keep(self, result: StepResult) -> None:
@@ -106,7 +108,7 @@ class TrainedRun(Closing):
         self.metrics[:] = [line for line in self.metrics if line["step"] <= self.run.trainer.state.step]
 
     def evaluate(self, n: int = 0) -> Evaluation:
-        """The policy on the held-out prompts: greedy, and n samples a prompt where n > 0.
+        """Return the policy on the held-out prompts: greedy, and n samples a prompt where n > 0.
 
         Where no rows are held out, on the training prompts, as `oncurve eval` does; the result's `held_out` says it.
         """
@@ -120,14 +122,14 @@ class TrainedRun(Closing):
         return charts_page(metrics, self._whole())
 
     def report(self) -> Page:
-        """The report of the run, as `report.html` of its directory, written again if it is there.
+        """Return the report of the run, as `report.html` of its directory, written again if it is there.
 
         Without a directory it has the curves, and the groups of the last step.
         """
         return report_page(self.directory, self._whole(), Groups([]) if self.directory else self.groups())
 
     def groups(self, step: int | None = None) -> Groups:
-        """The groups of a step (None: the last one) with texts, rewards and advantages, as plain values.
+        """Return the groups of a step (None: the last one) with texts, rewards and advantages, as plain values.
 
         They are read from the directory; without one the last step's alone are known. A cell shows them.
         Raises ConfigError: the groups of that step are not kept.
@@ -152,7 +154,7 @@ class TrainedRun(Closing):
         return Groups(record.groups(chosen), chosen)
 
     def sample(self, n: int = 4, prompt: Any = None, *, temperature: float | None = None) -> Groups:
-        """Completions by the policy as it is now, other ones at each call.
+        """Return completions by the policy as it is now, other ones at each call.
 
         n            with a prompt, that many completions of it; else one completion of each of the first n held-out
                      prompts (training prompts, where none is held out), with its reward
@@ -185,7 +187,7 @@ class TrainedRun(Closing):
 
 
 def _one_prompt(like: Prompts, prompt: Any) -> Prompts:
-    """A prompt made as those of the run are. Raises DataError: it is none."""
+    """Return a prompt made as those of the run are. Raises DataError: it is none."""
     rows = isinstance(prompt, Mapping)
     settings = like.settings if rows else like.settings.model_copy(update={"template": None})
     row = dict(prompt) if rows else {settings.prompt_column: prompt}

@@ -116,7 +116,7 @@ class Follower:
             self._tables.pop(step, None)
 
     def _records(self, lines: IO[bytes]) -> Iterator[dict[str, float]]:
-        """The lines of the log as they come, until the end of the run."""
+        """Return the lines of the log as they come, until the end of the run."""
         while True:
             with self._changed:
                 ending, recorded = self._ending, self._recorded
@@ -143,6 +143,6 @@ class Follower:
 
 
 def _reason(error: Exception) -> str:
-    """An exception in one short line."""
+    """Return an exception in one short line."""
     text = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -18,7 +18,7 @@ TRACKER_KINDS: dict[str, type[Tracker]] = {
 
 
 def tracker_class(kind: str) -> type[Tracker]:
-    """The tracker that `kind` names: a name of `TRACKER_KINDS`, or a path to a class (`"file.py:Name"`).
+    """Return the tracker that `kind` names: a name of `TRACKER_KINDS`, or a path to a class (`"file.py:Name"`).
 
     Raises ConfigError: there is none, or it lacks a method.
     """
@@ -38,7 +38,7 @@ def tracker_class(kind: str) -> type[Tracker]:
 
 
 def trackers(settings: TrackingSettings) -> dict[str, type[Tracker]]:
-    """The classes that `tracking.to` names.
+    """Return the classes that `tracking.to` names.
 
     Raises ConfigError for those that cannot work here: not known, not installed, without an account.
     """

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from torch import Tensor
 
 from oncurve.tracking.follower import Follower
-from oncurve.tracking.protocol import TrackedRun, Tracker
+from oncurve.tracking.protocol import CompletionRow, TrackedRun, Tracker
 from oncurve.tracking.settings import TrackingSettings
-from oncurve.tracking.tables import completion_rows
 from oncurve.types import Group
 
 
@@ -35,7 +35,7 @@ class Tracking:
             follower.recorded(step, table)
 
     def news(self) -> list[str]:
-        """The lines for the user since the last call."""
+        """Return the lines for the user since the last call."""
         lines: list[str] = []
         for follower in self._followers:
             while follower.news:
@@ -58,3 +58,31 @@ class Tracking:
         until = time.monotonic() + (self._settings.timeout_seconds if seconds is None else seconds)
         lacking = [follower.wait(max(0.0, until - time.monotonic())) for follower in self._followers]
         return [*self.news(), *(line for line in lacking if line is not None)]
+
+
+def completion_rows(
+    groups: Sequence[Group], advantages: Sequence[Tensor | None], most: int
+) -> tuple[CompletionRow, ...]:
+    """Return the completions of the first groups, at most `most`; `advantages[g]` is `(n, T)`, or None."""
+    rows = (
+        _row(group, index, advantage)
+        for group, advantage in zip(groups, advantages, strict=True)
+        for index in range(len(group.completions))
+    )
+    return tuple(islice(rows, most))
+
+
+def _row(group: Group, index: int, advantages: Tensor | None) -> CompletionRow:
+    completion = group.completions[index]
+    score = group.scores[index] if group.scores else None
+    valid = score is not None and score.valid
+    last = len(completion.ids) - 1
+    return CompletionRow(
+        group.prompt.text,
+        completion.text,
+        score.reward if score is not None and valid else None,
+        float(advantages[index, last]) if advantages is not None and valid and last >= 0 else None,
+        " ".join(f"{name}={value:g}" for name, value in (score.parts if score else {}).items() if value is not None),
+        len(completion.ids),
+        completion.ended,
+    )

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.tracking.protocol import CompletionRow, TrackedRun
+from oncurve.base.output import visible
+from oncurve.tracking.protocol import CompletionRow, TrackedRun, lacking_library
 from oncurve.tracking.settings import TrackingSettings
-from oncurve.tracking.tables import as_markdown, lacking_library
 
 FOLDER = "tensorboard"
 
@@ -29,7 +29,7 @@ class TensorBoard:
 
     @classmethod
     def problem(cls, settings: TrackingSettings) -> str | None:
-        """Why TensorBoard's files cannot be written here; None: they can."""
+        """Return why TensorBoard's files cannot be written here, or None if they can."""
         return lacking_library("tensorboard")
 
     def begin(self, run: TrackedRun) -> int:
@@ -81,7 +81,7 @@ class TensorBoard:
 
 
 def last_step(folder: Path) -> int:
-    """The last step whose scalars TensorBoard shows of the event files in `folder`; -1: of none."""
+    """Return the last step whose scalars TensorBoard shows of the event files in `folder`; -1: of none."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
@@ -94,3 +94,18 @@ def last_step(folder: Path) -> int:
             elif any(value.HasField("simple_value") for value in event.summary.value):
                 last = max(last, event.step)
     return last
+
+
+def as_markdown(rows: Sequence[CompletionRow]) -> str:
+    """Return the rows as a table in Markdown, whose cells show texts as they are: no markup, a line break as `⏎`."""
+    lines = ["| " + " | ".join(CompletionRow._fields) + " |", "|" + "---|" * len(CompletionRow._fields)]
+    return "\n".join([*lines, *("| " + " | ".join(map(_cell, row)) + " |" for row in rows)])
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = visible(value).replace("\n", "⏎")
+    return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>#|~" else letter for letter in text)

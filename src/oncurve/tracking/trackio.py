@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from oncurve.tracking.protocol import CompletionRow, TrackedRun
+from oncurve.tracking.protocol import CompletionRow, TrackedRun, lacking_library
 from oncurve.tracking.settings import TrackingSettings
-from oncurve.tracking.tables import lacking_library
 
 
 class Trackio:
@@ -25,7 +24,7 @@ class Trackio:
 
     @classmethod
     def problem(cls, settings: TrackingSettings) -> str | None:
-        """Why trackio cannot be used; None: it can."""
+        """Return why trackio cannot be used, or None if it can."""
         return lacking_library("trackio")
 
     def begin(self, run: TrackedRun) -> int:

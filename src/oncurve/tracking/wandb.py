@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.tracking.protocol import CompletionRow, TrackedRun
+from oncurve.tracking.protocol import CompletionRow, TrackedRun, lacking_library
 from oncurve.tracking.settings import TrackingSettings
-from oncurve.tracking.tables import lacking_library
 
 BLOCK_BYTES = 1 << 15
 HEADER_BYTES = 7  # of a file and of a fragment: crc32 (4), length (2), type (1)
@@ -30,7 +29,7 @@ class Wandb:
 
     @classmethod
     def problem(cls, settings: TrackingSettings) -> str | None:
-        """Why wandb cannot be used: it is not installed, or the run is online and there is no key."""
+        """Return why wandb cannot be used: it is not installed, or the run is online and there is no key."""
         lacking = lacking_library("wandb")
         if lacking is not None or _mode(settings) != "online":
             return lacking
@@ -87,7 +86,7 @@ def _mode(settings: TrackingSettings) -> Any:
 
 
 def last_step(folder: Path, run: str) -> int:
-    """The last step in the `.wandb` files that earlier processes wrote of a run; -1: none."""
+    """Return the last step in the `.wandb` files that earlier processes wrote of a run; -1: none."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     last = -1
@@ -100,7 +99,7 @@ def last_step(folder: Path, run: str) -> int:
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """The whole records of a `.wandb` file, which is a log in LevelDB's format after a header of 7 bytes.
+    """Return the whole records of a `.wandb` file, which is a log in LevelDB's format after a header of 7 bytes.
 
     A record is in fragments that do not cross blocks of 32 KiB. The file of a killed process may end within one.
     """

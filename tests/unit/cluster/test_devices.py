@@ -14,8 +14,9 @@ from fakes.learning import finished
 from fakes.tiny_policy import random_groups, tiny_model
 from fakes.vllm_server import server_program, tiny_llama
 from oncurve.base.errors import ConfigError
-from oncurve.cluster import Ended, FleetLearner, HostCluster, HostFleet, Replied
+from oncurve.cluster import FleetLearner, HostCluster
 from oncurve.models import LocalWeights
+from oncurve.processes.fleets import HostFleet, ProcessEnded, Replied
 from oncurve.processes.fleets.devices import VISIBLE, Gpus, check_settings, placed
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
@@ -78,7 +79,7 @@ def test_each_place_sees_its_own_gpus_also_after_a_death_and_the_nursery_none() 
         assert answers(fleet) == [("", "3"), ("", "5,6")]
         fleet.kill(fleet.up()[1], "enough")
         deadline = time.monotonic() + 60
-        while not any(isinstance(event, Ended) for event in fleet.wait(0.5)):
+        while not any(isinstance(event, ProcessEnded) for event in fleet.wait(0.5)):
             assert time.monotonic() < deadline
         assert answers(fleet) == [("", "3"), ("", "5,6")]
 

@@ -2,8 +2,8 @@
 
 from hypothesis import given, strategies as st
 
-from oncurve.cluster import Ended, Health, Kill, Start
-from oncurve.processes.fleets.fleet import (
+from oncurve.processes.fleets import Health, Kill, ProcessEnded, Start
+from oncurve.processes.fleets.health import (
     FORGIVEN_SECONDS,
     LONGEST_QUARANTINE_SECONDS,
     PAUSES,
@@ -24,6 +24,29 @@ def healthy(places: int = 2) -> Health:
     return health
 
 
+def test_every_place_gets_a_process_and_no_second_one() -> None:
+    health = Health(2, SILENCE, START)
+    assert health.starting
+    assert health.orders(0.0) == [Start(0, 0), Start(1, 1)]
+    assert health.orders(1.0) == []
+    health.is_up(1, 2.0)
+    assert health.up == [1]
+    assert health.starting
+    health.is_up(0, 3.0)
+    assert health.up == [0, 1]
+    assert not health.starting
+
+
+def test_a_process_that_ended_is_replaced_at_once_and_by_a_new_number() -> None:
+    health = healthy()
+    assert health.has_ended(0, "killed", 5.0) == ProcessEnded(0, "killed")
+    assert health.up == [1]
+    assert health.starting
+    assert health.orders(5.0) == [Start(0, 2)]
+    health.is_up(2, 5.1)
+    assert health.up == [2, 1]
+
+
 def test_the_second_death_in_a_minute_costs_a_pause_and_the_third_a_quarantine_that_ends() -> None:
     health = healthy(1)
     health.has_ended(0, "killed", 5.0)
@@ -34,7 +57,7 @@ def test_the_second_death_in_a_minute_costs_a_pause_and_the_third_a_quarantine_t
     assert health.orders(6.0 + PAUSES[2] - 0.1) == []
     assert health.orders(6.0 + PAUSES[2]) == [Start(0, 2)]
     health.is_up(2, 9.0)
-    assert health.has_ended(2, "killed", 10.0) == Ended(2, "killed", QUARANTINE_SECONDS)
+    assert health.has_ended(2, "killed", 10.0) == ProcessEnded(2, "killed", QUARANTINE_SECONDS)
     assert health.quarantined
     assert not health.starting
     assert health.orders(10.0 + QUARANTINE_SECONDS - 0.1) == []
@@ -73,7 +96,7 @@ def test_silence_is_a_death_and_its_cause_is_kept() -> None:
     assert order == Kill(1, "it hangs or was stopped: silent for 20 seconds (cluster.silence_seconds)")
     assert health.orders(SILENCE + 0.2) == []
     assert health.up == [0]
-    assert health.has_ended(1, "killed by signal SIGKILL", SILENCE + 1) == Ended(1, order.cause)
+    assert health.has_ended(1, "killed by signal SIGKILL", SILENCE + 1) == ProcessEnded(1, order.cause)
 
 
 @given(
@@ -119,3 +142,11 @@ def test_time_in_which_this_process_did_not_listen_is_no_silence() -> None:
         Kill(1, f"it hangs or was stopped: silent for {SILENCE:g} seconds (cluster.silence_seconds)")
     ]
     assert clock.now - heard < SILENCE
+
+
+def test_the_time_for_its_start_begins_when_a_process_is_no_longer_queued() -> None:
+    health = Health(1, SILENCE, START)
+    health.orders(0.0)
+    health.is_queued(0, START)
+    assert health.orders(2 * START) == []
+    assert health.orders(2 * START + 1) == [Kill(0, f"it did not start within {START:g} seconds")]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from bench.cluster.memory import process_memory
 
-from oncurve.base.errors import ConfigError
-from oncurve.cluster import Ended, Fleet, HostFleet, Replied
-from oncurve.cluster.sharding.shard_rank import process_memory
+from oncurve.base.errors import ConfigError, TrainingError
+from oncurve.processes.fleets import Fleet, HostFleet, ProcessEnded, Replied
 
 LIMIT = 240.0
 """Against hangs: no speed is asserted."""
@@ -43,13 +43,13 @@ class Holder:
         return process_memory()["now"] - before
 
 
-def events(fleet: Fleet, enough: Callable[[list[Replied | Ended]], bool]) -> list[Replied | Ended]:
+def events(fleet: Fleet, enough: Callable[[list[Replied | ProcessEnded]], bool]) -> list[Replied | ProcessEnded]:
     """What has happened by the time that it is enough."""
-    found: list[Replied | Ended] = []
+    found: list[Replied | ProcessEnded] = []
     deadline = time.monotonic() + LIMIT
     while not enough(found):
         assert time.monotonic() < deadline, found
-        found += [event for event in fleet.wait(0.2) if isinstance(event, Replied | Ended)]
+        found += [event for event in fleet.wait(0.2) if isinstance(event, Replied | ProcessEnded)]
     return found
 
 
@@ -88,7 +88,7 @@ def test_sending_to_a_stopped_process_makes_no_caller_wait() -> None:
             (living, 1 << 22)
         ] * 3
         fleet.kill(stopped, "enough")
-        assert events(fleet, lambda found: len(found) == 1) == [Ended(stopped, "enough")]
+        assert events(fleet, lambda found: len(found) == 1) == [ProcessEnded(stopped, "enough")]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_nursery_that_is_killed_or_stopped_is_replaced(
         nursery.send_signal(signal.Signals[number])
         found = events(fleet, lambda found: len(found) == 2)
         assert {event.process for event in found} == set(before)
-        assert all(isinstance(event, Ended) and words in event.cause for event in found)
+        assert all(isinstance(event, ProcessEnded) and words in event.cause and event.told for event in found)
         after = fleet.settled(LIMIT)
         assert len(after) == 2
         assert not set(after) & set(before)
@@ -148,7 +148,7 @@ def test_a_nursery_that_ends_before_it_has_made_anything_is_an_error_with_its_ca
 STOPS = """
 import os, signal, threading, time
 from fakes.calls import Counted
-from oncurve.cluster import HostFleet
+from oncurve.processes.fleets import HostFleet
 
 with HostFleet(Counted, 2, silence_seconds=5.0) as fleet:
     before = fleet.settled(120)
@@ -213,7 +213,7 @@ def test_deaths_leave_no_descriptor_no_thread_and_no_child() -> None:
 MEETS = """
 import sys, time
 from fakes.calls import Counted
-from oncurve.cluster import HostFleet
+from oncurve.processes.fleets import HostFleet
 from oncurve.parallel import World
 
 fleet = HostFleet(Counted, 1)
@@ -240,3 +240,16 @@ def test_a_process_that_is_killed_leaves_nothing_of_its_fleet_in_the_temporary_f
             driver.kill()
     assert psutil.wait_procs(family, timeout=LIMIT)[1] == []
     assert [left.name for left in tmp_path.iterdir() if "inductor" not in left.name] == []
+
+
+def test_an_error_of_the_fleets_own_thread_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HostFleet(Holder, 1) as fleet:
+
+        def broken(seconds: float) -> None:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(fleet._spawner, "wait", broken)
+        with pytest.raises(TrainingError, match=r"cannot be served any more: OSError: .* Too many open files"):
+            fleet.settled(60.0)
+        with pytest.raises(TrainingError, match="Too many open files"):
+            fleet.wait(0.0)

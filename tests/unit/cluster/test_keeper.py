@@ -8,13 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import pytest
 
 import oncurve
 from fakes.calls import Counted
-from oncurve.processes.fleets.channel import Frames, framed
+from oncurve.processes.fleets.channel import Frames, framed, pickled
 from oncurve.processes.fleets.keeper import keeper_class
-from oncurve.processes.fleets.kept import BOOT, StoredBytes, recipe_of
+from oncurve.processes.fleets.recipe import recipe_of
+from oncurve.processes.shared import StoredBytes
 
 STORE = SimpleNamespace(put=bytes, exceptions=SimpleNamespace(RayError=OSError))
 """What a handle needs of Ray: a store, here of copies in this process."""
@@ -25,13 +27,15 @@ class Kept:
 
     def __init__(self) -> None:
         source = str(Path(oncurve.__file__).parents[1])
-        self.keeper = keeper_class()(BOOT, source, recipe_of(Counted), {})
+        self.keeper = keeper_class()(
+            "oncurve.processes.fleets.serving:main", source, cloudpickle.dumps(recipe_of(Counted)), {}
+        )
         self.frames, self.said = Frames(), list[Any]()
         self.pid = self.until("up")[1]
 
     def send(self, number: int, handle: StoredBytes, *untaken: StoredBytes) -> None:
         tokens = tuple(each.token.encode() for each in untaken)
-        data = framed((number, "pieces", (handle,)))
+        data = framed(pickled((number, "pieces", (handle,))))
         self.keeper.send(data, handle.token.encode(), tokens, *handle.references)
 
     def until(self, *begins: Any) -> Any:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from bench.cluster.memory import memory_of_ranks, process_memory
 
 from fakes.tiny_policy import random_groups
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster
 from oncurve.cluster.sharding.outline import Outline
-from oncurve.cluster.sharding.shard_rank import process_memory
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
 from oncurve.machine.threads import keep_freed_memory, return_freed_memory
@@ -55,14 +55,14 @@ def peaks(ranks: int, layers: int, hidden: int) -> list[list[int]]:
     cluster = HostCluster(learner_ranks=ranks, sharding="fsdp", wait_seconds=300.0)
     learner: Any = cluster.learner(partial(make, llama(layers, hidden)))
     try:
-        start = learner.memory()
+        start = memory_of_ranks()
         batch = learner.score(collate(random_groups(count=4, size=4, seed=0)), frozenset({"old"}))
         batch = batch.with_advantages(GroupAdvantage()(batch))
         batch = batch.with_weights(AGGREGATION_KINDS["token-mean"]()(batch))
-        learner.memory()
+        memory_of_ranks()
         for _ in range(2):
             assert not learner.update(batch).skipped
-        found = learner.memory()
+        found = memory_of_ranks()
     finally:
         learner.close()
         torch.set_num_threads(before)

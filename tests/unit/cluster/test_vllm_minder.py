@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+import oncurve
 from fakes.waiting import until
-from oncurve.cluster.vllm import minder
-from oncurve.cluster.vllm.minder import Minder, first_cause
+from oncurve.processes import Minder, first_cause
 
 WITH_AN_ENGINE = ["sh", "-c", 'sleep 600 & echo $! > "$0/engine"; wait']
 """A server that starts another process, as vLLM does; its id is in a file."""
@@ -45,8 +45,8 @@ def test_close_ends_the_server_and_what_it_has_started_and_removes_the_folder() 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_worker_that_is_killed_leaves_nothing(stopped: bool) -> None:
     code = (
-        f"import sys, time; sys.path.append({str(Path(minder.__file__).parent)!r})\n"
-        "from minder import Minder\n"
+        f"import sys, time; sys.path.append({str(Path(oncurve.__file__).parents[1])!r})\n"
+        "from oncurve.processes import Minder\n"
         "minder = Minder({}); minder.start([*sys.argv[1:], str(minder.folder)])\n"
         "print(minder.folder, flush=True); time.sleep(600)"
     )

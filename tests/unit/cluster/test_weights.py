@@ -8,6 +8,7 @@ import time
 import weakref
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -15,10 +16,11 @@ import torch
 
 from fakes.tiny_policy import tiny_model
 from oncurve import durable
-from oncurve.cluster import HostCluster, HostFleet, Replied, Snapshot
-from oncurve.cluster.workers.weights import InMemory, OnDisk, digest_of, take
+from oncurve.cluster import HostCluster, Snapshot
+from oncurve.cluster.workers.weights import DiskCarrier, ObjectCarrier, digest_of, take
 from oncurve.models import changing_tensors
-from oncurve.processes.fleets.shared import SharedBytes
+from oncurve.processes.fleets import HostFleet, Replied
+from oncurve.processes.shared import SharedBytes
 
 
 def test_a_flipped_bit_changes_the_digest_wherever_it_is() -> None:
@@ -69,7 +71,7 @@ def test_another_process_reads_the_same_memory_as_long_as_the_handle_is_kept() -
 
 def test_the_disk_has_two_whole_versions_and_a_flipped_bit_in_it_is_found(tmp_path: Path) -> None:
     first, second = tiny_model(torch.bfloat16, seed=0, tied=True), tiny_model(torch.bfloat16, seed=1, tied=True)
-    carrier = OnDisk(str(tmp_path / "between"))
+    carrier = DiskCarrier(str(tmp_path / "between"))
     fleet = HostCluster(rollout_workers=1).fleet(partial(tiny_model, torch.bfloat16), 1, "workers")
     try:
         earliest, earlier = (carrier.put(fleet, Snapshot(first, version)) for version in (2, 3))
@@ -93,6 +95,26 @@ def test_the_disk_has_two_whole_versions_and_a_flipped_bit_in_it_is_found(tmp_pa
         fleet.close()
         carrier.close()
     assert list((tmp_path / "between").iterdir()) == []
+
+
+def test_a_full_disk_is_told_by_the_folder_that_was_named_and_workers_get_the_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    carrier, snapshot = DiskCarrier("between"), Snapshot(tiny_model(torch.bfloat16), 4)
+    fleet = HostCluster(rollout_workers=1).fleet(partial(tiny_model, torch.bfloat16), 1, "workers")
+    try:
+        path = carrier.put(fleet, snapshot)
+        assert path.is_absolute()
+        assert durable.verify(path) == []
+        monkeypatch.setattr("oncurve.durable.files.shutil.disk_usage", lambda path: SimpleNamespace(free=0))
+        with pytest.raises(
+            durable.DiskError, match=r"^between/oncurve-weights-\w+/000002-version-4 cannot be written: "
+        ):
+            carrier.put(fleet, snapshot)
+    finally:
+        fleet.close()
+        carrier.close()
 
 
 class Taker:
@@ -120,7 +142,7 @@ def next_event(fleet: HostFleet) -> Replied:
 
 
 def test_weights_are_kept_until_the_worker_has_taken_them_whatever_is_sent_meanwhile() -> None:
-    carrier, snapshot = InMemory(), Snapshot(tiny_model(), 1)
+    carrier, snapshot = ObjectCarrier(), Snapshot(tiny_model(), 1)
     with HostFleet(Taker, 1, silence_seconds=600.0) as fleet:
         (worker,) = fleet.settled(60.0)
         fleet.call(worker, "pid")

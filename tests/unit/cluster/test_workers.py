@@ -19,6 +19,7 @@ from fakes.interrupted_worker import InterruptedWorker, ReleasingWorker
 from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.base.errors import DataError, ModelError
 from oncurve.cluster import FleetEngine, HostCluster, rollout_shards
+from oncurve.cluster.workers.timing import Busy
 from oncurve.models import CausalModel, LocalWeights, changing_tensors, held
 from oncurve.randomness import permutation
 from oncurve.rollout import Sampling
@@ -240,6 +241,40 @@ def test_two_workers_that_are_killed_and_fail_give_the_groups_of_one_process(
     assert told.count("a worker was lost: ZeroDivisionError: a defect; the run goes on") == 1
 
 
+def test_workers_are_busy_while_they_have_a_shard(orders: Path) -> None:
+    with workers(orders, 0) as alone:
+        assert alone.worked() is None
+    with workers(orders, 2) as engine:
+        assert engine.worked() == 0
+        engine.follow(LocalWeights(tiny_model(torch.float32), 0))
+        began = time.perf_counter()
+        engine.generate(PROMPTS, 0)
+        after = engine.worked()
+        assert after is not None
+        assert 0 < after < time.perf_counter() - began
+        time.sleep(0.05)
+        assert engine.worked() == after  # no worker has a shard any more
+
+
+def test_busy_time_is_that_of_all_processes_up_to_now() -> None:
+    now = 0.0
+    busy = Busy(lambda: now)
+    busy.begins(1)
+    now = 2.0
+    busy.begins(2)
+    busy.begins(1)
+    assert busy.seconds() == 2
+    now = 3.0
+    busy.ends(1)
+    assert busy.seconds() == 4
+    now = 10.0
+    busy.ends(1)
+    assert busy.seconds() == 11
+    busy.ends(2)
+    now = 99.0
+    assert busy.seconds() == 11
+
+
 @pytest.mark.parametrize("weights", ["object", "disk"])
 def test_a_worker_without_a_shard_takes_the_next_weights_while_others_decode(
     orders: Path, weights: str, monkeypatch: pytest.MonkeyPatch
@@ -285,7 +320,7 @@ def test_a_worker_that_is_stopped_or_never_ends_is_replaced(
     orders: Path, action: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if action == "hang":
-        monkeypatch.setattr("oncurve.cluster.workers.deadlines.SHORTEST_DEADLINE", 3.0)
+        monkeypatch.setattr("oncurve.cluster.workers.timing.SHORTEST_DEADLINE", 3.0)
     right, _ = rollouts(orders, 0, 3)
     found, measured = rollouts(orders, 2, 3, lambda step: order(orders, action) if step == 1 else None)
     assert found == right

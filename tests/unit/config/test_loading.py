@@ -7,9 +7,12 @@ import pytest
 
 from oncurve.advantages import GroupAdvantage
 from oncurve.base.errors import ConfigError
+from oncurve.cluster import CLUSTER_KINDS
+from oncurve.components import kind_of
 from oncurve.config.loading import load_config, to_toml
 from oncurve.config.sections import RunConfig
-from oncurve.losses import Clipped, Reinforce
+from oncurve.data import InMemory, TaskRows
+from oncurve.losses import Clipped, Reinforce, SequenceProduct
 
 
 def config(*overrides: str, recipe: str | Path | None = None, **settings: Any) -> RunConfig:
@@ -37,6 +40,67 @@ def test_a_yaml_recipe_reads_as_the_same_toml_one(tmp_path: Path):
     (tmp_path / "r.yaml").write_text("learner: {learning_rate: 1e-6}\nkl: {coef: 0}\nrewards:\n  - kind: math\n")
     assert config(recipe=tmp_path / "r.yaml") == config(recipe=tmp_path / "r.toml")
 
+
+def test_rewards_are_replaced_as_a_whole_or_changed_by_item():
+    two = ["rewards=[{kind='math'}, {kind='math', weight=0.5}]"]
+    assert [reward.weight for reward in config(*two).rewards] == [1.0, 0.5]
+    assert [reward.weight for reward in config(*two, "rewards.0.weight=2").rewards] == [2.0, 0.5]
+    assert len(config(*two, "rewards=[]").rewards) == 0
+
+
+def test_a_changed_kind_keeps_what_it_has_a_key_for():
+    made = config("objective.kind=sequence_product", objective={"kind": "clipped", "clip_high": 0.3})
+    assert made.objective == SequenceProduct(clip_high=0.3)
+    assert config("objective.kind=reinforce", recipe="grpo").objective == Reinforce()
+    data = config("data.kind=task", data={"path": "a.jsonl", "prompts_per_step": 4}).data
+    assert data == TaskRows(prompts_per_step=4)
+    assert "objective.clip_high: unknown key" in complaint("objective.kind=reinforce", "objective.clip_high=0.3")
+
+
+def test_a_key_that_only_other_kinds_have_names_them():
+    said = complaint("critic.warmup_steps=3", "critic.warmup_stpes=3")
+    assert "critic.warmup_steps: unknown key of the kind 'none'; set critic.kind to own or shared, or leave" in said
+    assert "critic.warmup_stpes: unknown key;" in said
+
+
+def test_a_cluster_with_keys_and_without_a_kind_is_this_machine_or_the_ray_whose_address_it_has():
+    two = {"cluster": {"rollout_workers": 2}}
+    assert kind_of(config("cluster.rollout_workers=2", "cluster.learner_ranks=2").cluster, CLUSTER_KINDS) == "host"
+    assert kind_of(config("cluster.address=10.0.0.1:6379", **two).cluster, CLUSTER_KINDS) == "ray"
+    assert kind_of(config("cluster.kind=ray", **two).cluster, CLUSTER_KINDS) == "ray"
+    assert config("cluster.kind=ray", **two).cluster.facts.workers == 2
+    assert config("cluster.kind=none", **two).cluster.facts.alone
+    assert config().cluster.facts.alone
+    assert "cluster.learner_ranks: unknown key of the kind 'none'; set cluster.kind to host or ray" in complaint(
+        "cluster.kind=none", "cluster.learner_ranks=2"
+    )
+
+
+def test_a_key_of_ones_own_class_that_only_shares_its_name_with_a_presets_does_not_get_its_value(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "r.toml").write_text('extends = "grpo"\n[advantage]\nkind = "mine.py:Mine"\n')
+    preset = config(recipe="grpo").advantage
+    mine = config(recipe=tmp_path / "r.toml").advantage
+    assert (mine.scale, mine.eps) == (3.0, preset.eps)
+
+
+def test_a_component_from_python_is_a_section():
+    made = config("objective.clip_low=0.1", objective=Clipped(clip_high=0.4), data=InMemory(rows=("a",)))
+    assert made.objective == Clipped(clip_low=0.1, clip_high=0.4)
+    assert made.data == InMemory(rows=("a",))
+
+
+MINE = """
+from oncurve.components import Component
+
+class Mine(Component):
+    scale: float = 3.0
+    eps: float = 7.0
+    min_valid_completions = property(lambda self: 2)
+
+    def __call__(self, batch):
+        return batch.rewards
+"""
 
 MEDIAN = """
 from oncurve.components.spec import Component

@@ -10,6 +10,7 @@ from fakes.learning import carried_over, finished, gradient, make_learner, old_l
 from fakes.tiny_policy import TinyLM, random_groups, tiny_model
 from oncurve.base.errors import ConfigError
 from oncurve.batching import collate, shards
+from oncurve.cluster.ranks import GradientShards
 from oncurve.config import load_config
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import Clipped, KLPenalty, Regularizer
@@ -315,9 +316,9 @@ def test_shards_are_runs_of_rows_of_about_the_same_cost(count: int) -> None:
 @pytest.mark.parametrize("count", [2, 8, 32])  # of 20 rows: the last has shards without rows
 def test_the_gradient_has_the_bits_of_the_plain_tree(count: int, dtype: torch.dtype) -> None:
     learner = learner_of(dtype, tokens_per_micro_batch=12)
-    pieces = learner.cut(batch_of(learner), count)
-    right = gradient_in_shards(learner, pieces)
-    learner.accumulate_shards(pieces)
+    cut = GradientShards.of(learner, batch_of(learner), count)
+    right = gradient_in_shards(learner, cut.pieces)
+    cut.summed()
     for name, part in learner.optimizer.gradients().items():
         assert torch.equal(part, right[name]), name
 
@@ -327,7 +328,8 @@ def test_loss_and_statistics_are_those_of_the_whole_batch() -> None:
     groups = random_groups(count=3, size=4, rewards=[[1.0, 0.0, 1.0, 0.0], [1.0] * 4, [0.0, 1.0, 1.0, 1.0]])
     batch = finished(learner, groups)  # the second group has no gradient
     whole = learner.accumulate(batch)
-    shared = learner.joined(batch, learner.accumulate_shards(learner.cut(batch, 4)))
+    cut = GradientShards.of(learner, batch, 4)
+    shared = cut.joined(batch, cut.summed())
     assert float(shared.loss) == pytest.approx(float(whole.loss), rel=1e-12)
     right = whole.metrics.result()
     assert shared.metrics.result() == {key: pytest.approx(value, rel=1e-12) for key, value in right.items()}

@@ -134,6 +134,39 @@ def test_accuracy_while_training_is_the_first_tile_and_a_card_has_the_rows_answe
     assert not {"\u202e", "\x1b", "<script>"} & {mark for mark in ("\u202e", "\x1b", "<script>") if mark in page}
 
 
+def test_a_constant_group_says_that_it_teaches_nothing(tmp_path) -> None:
+    make_run(tmp_path, rewards=(0.0, 0.0))
+    assert "this group teaches nothing" in render_report(read_run(tmp_path))
+
+
+@pytest.mark.parametrize(("scale", "words"), [("none", "mean of its group of G"), ("batch", "std of the batch")])
+def test_the_advantage_is_explained_as_the_run_computes_it(tmp_path, scale, words) -> None:
+    make_run(tmp_path)
+    (tmp_path / "config.toml").write_text(f'[advantage]\nscale = "{scale}"\n')
+    assert words in render_report(read_run(tmp_path))
+
+
+def test_a_named_run_is_called_by_its_name(tmp_path) -> None:
+    make_run(tmp_path)
+    (tmp_path / "config.toml").write_text('[run]\nname = "first <light>"\n')
+    assert "<h1>first &lt;light&gt;</h1>" in render_report(read_run(tmp_path))
+
+
+def test_large_groups_show_eight_from_best_to_worst(tmp_path) -> None:
+    make_run(tmp_path, rewards=tuple(float(i) for i in range(64)))
+    html = render_report(read_run(tmp_path))
+    assert "8 of 64 completions are shown." in html
+    assert "reward <b>63</b>" in html
+    assert "reward <b>0</b>" in html
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path) -> None:
+    (tmp_path / "config.toml").write_text("")
+    html = render_report(read_run(tmp_path), notices=["Nothing was learned."])
+    assert "No step has ended yet." in html
+    assert "Nothing was learned." in html
+
+
 def test_a_fault_is_said_where_it_happened(tmp_path) -> None:
     make_run(tmp_path)
     completion = Completion((1,), "", (-1.0,), "stop", 0, 1)
@@ -147,8 +180,9 @@ def test_a_fault_is_said_where_it_happened(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ('[advantage]\nkind = "grpo"\nscale = "none"\n', "advantage = reward − mean of the group<"),
-        ('[advantage]\nkind = "gae"\n', "advantage = mean over tokens of the GAE"),
+        ('[advantage]\nkind = "grpo"\nscale = "none"\n', "<code>Â_i = r_i - mean r, the mean of its group of G</code>"),
+        ('[advantage]\nkind = "gae"\n', "<code>V_it</code>: the critic&#39;s value of the text before token t"),
+        ('[advantage]\nkind = "mine.py:Mine"\n', "the run's own code computes it"),
     ],
 )
 def test_the_advantage_is_explained_as_it_was_made(tmp_path, settings, words) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,12 +12,13 @@ import psutil
 import pytest
 import torch
 
-from fakes.scoring import faults_of, group, rewards_of
+from fakes.scoring import faults_of, group, limit_beyond, rewards_of
 from fakes.scripted import TableModel
 from fakes.waiting import until
+from oncurve.evaluate import evaluate
 from oncurve.models import LocalWeights
 from oncurve.rewards import RewardSet
-from oncurve.rollout import InProcessEngine, Sampling
+from oncurve.rollout import EngineBase, InProcessEngine, Sampling
 from oncurve.types import Group, Prompt
 
 REWARDS = """
@@ -114,6 +116,67 @@ def test_workers_score_a_group_while_the_engine_writes_the_others(folder: Path, 
     assert len(done) == 4
     assert rewards_of(scored) == [float(len(c.text)) for each in groups for c in each.completions]
     assert scoring.overlapped_seconds > 0
+
+
+def test_sleeping_rewards_cost_less_than_their_sum(built: Callable[..., RewardSet]) -> None:
+    rewards = built("nap")
+    rewards.score([group("a", "b"), group("c")])
+    prompts = [Prompt(n, "", (n + 1,)) for n in range(6)]
+    with rewards.begin() as scoring:
+        groups = engine().generate(prompts, 0, on_group=lambda i, g: [scoring.submit(i, g), time.sleep(0.1)])
+        scored = scoring.finish(groups)
+    assert rewards_of(scored) == [float(len(c.ids)) for each in groups for c in each.completions]
+    assert scoring.overlapped_seconds > 0.5  # of 12 x 0.05
+
+
+def test_evaluation_overlaps_too(folder: Path, tmp_path: Path) -> None:
+    class Slow(EngineBase):
+        def generate(self, prompts: Any, draw: int, sampling: Any, on_group: Any, firsts: Any) -> list[Group]:
+            groups = [group(f"{p.id}x", columns={"answer": str(tmp_path)}, number=p.id) for p in prompts]
+            for index in (2, 0, 1):
+                on_group(index, groups[index])
+                until(lambda name=f"{index}x": name in os.listdir(tmp_path))  # type: ignore[misc]
+            return groups
+
+    with RewardSet.build([{"path": "rewards.py:noted", "processes": 1}], base=folder) as rewards:
+        result = evaluate(
+            Slow(), rewards, [Prompt(n, "", (1,)) for n in range(3)], greedy=Sampling(group_size=1, temperature=0)
+        )
+    assert result.greedy_reward is not None
+    assert result.greedy_reward.value == 2.0
+
+
+@pytest.mark.parametrize(("text", "kind"), [("raise", "exception"), ("die", "died")])
+def test_a_fault_while_groups_are_written_is_that_completions_alone(
+    built: Callable[..., RewardSet], text: str, kind: str
+) -> None:
+    rewards = built("faulty")
+    groups = [group("a", text, "b", number=0), group("cc", number=1), group("ddd", number=2)]
+    with rewards.begin() as scoring:
+        scoring.submit(1, groups[1])
+        scoring.submit(0, groups[0])
+        until(lambda: len(scoring._components[0]._job._work.replies) == 4)
+        scoring.submit(2, groups[2])
+        scored = scoring.finish(groups)
+    assert rewards_of(scored) == [1.0, None, 1.0, 2.0, 3.0]
+    assert faults_of(scored) == [None, kind, None, None, None]
+    assert rewards.fault_counts == {kind: 1}
+
+
+def test_a_reward_that_hangs_is_killed_while_the_engine_writes(
+    built: Callable[..., RewardSet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewards = built("faulty")
+    limit = limit_beyond(lambda: rewards.score([group("a", "b", "c")]))
+    monkeypatch.setattr(rewards.components[0].runner, "timeout_seconds", limit)
+    before = running(rewards)
+    groups = [group("sleep", "a", number=0), group("bb", number=1)]
+    with rewards.begin() as scoring:
+        scoring.submit(0, groups[0])
+        until(lambda: len(before - running(rewards)) == 1)
+        scored = scoring.finish(groups)
+    assert faults_of(scored) == ["timeout", None, None]
+    assert rewards_of(scored) == [None, 1.0, 2.0]
 
 
 def test_a_worker_killed_from_outside_while_the_engine_writes_is_a_fault_of_its_item_the_second_time(

@@ -21,6 +21,7 @@ from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import OBJECTIVE_KINDS, Clipped, EntropyBonus, KLPenalty, Regularizer, has_importance_ratio
 from oncurve.metrics import METRICS, Metrics
 from oncurve.report import RolloutFiles
+from oncurve.rollout import EngineBase
 from oncurve.trainer import Collected, DynamicSampling, EntropyControl, Trainer, TrainerState
 from oncurve.trainer.groups.surplus import SurplusGroup, load_surplus, save_surplus
 from oncurve.types import Completion, Group, Prompt, Score, TokenStats, TrainBatch
@@ -105,6 +106,52 @@ def test_every_group_is_trained_on_once_or_filtered_once_or_waiting() -> None:
 def waiting(now: Collected) -> list[Group]:
     prompts = {prompt.ids: prompt for prompt in PROMPTS}
     return [Group(prompts[each.prompt_ids], each.completions, each.scores, each.draw) for each in now.surplus]
+
+
+def test_the_surplus_is_trained_on_first_and_everything_is_in_the_order_of_prompts() -> None:
+    found = collected_of(30)
+    for before, now in pairwise(found):
+        assert list(now.usable[: len(before.surplus)]) == waiting(before)
+    order = [place for now in found for place in _places(now)]
+    assert order == sorted(order)
+
+
+def _places(now: Collected) -> list[int]:
+    """The positions of the trained groups in the order of sampling: 3 prompts per draw, in the source's order."""
+    source = PromptOrder(PROMPTS, 5)
+    found = []
+    for each in now.usable:
+        same = [place for place, prompt in enumerate(source.take(3 * each.draw, 3)[0]) if prompt == each.prompt]
+        found.append(3 * each.draw + same[each.completions[0].sample_index // 4])
+    return found
+
+
+class Backwards(EngineBase):
+    """An engine whose groups are complete in the reverse order of the prompts."""
+
+    def __init__(self, inner) -> None:
+        self.inner, self.exact = inner, True
+
+    def follow(self, weights) -> None:
+        self.inner.follow(weights)
+
+    def generate(self, prompts, draw, sampling=None, on_group=None, first_samples=None):
+        groups = self.inner.generate(prompts, draw, sampling, None, first_samples)
+        for index in reversed(range(len(groups))):
+            on_group(index, groups[index])
+        return groups
+
+
+def test_arrival_does_not_decide(tmp_path: Path) -> None:
+    one, two = make_loop(dynamic=DynamicSampling(20, None)), make_loop(dynamic=DynamicSampling(20, None))
+    two.groups.engine = Backwards(two.groups.engine)
+    for _ in range(4):
+        assert one.step().groups == two.step().groups
+    assert without_times(one.state) == without_times(two.state)
+
+
+def without_times(state: TrainerState) -> TrainerState:
+    return replace(state, seconds=0.0, metrics_bytes=0)
 
 
 def test_the_counts_of_every_step_add_up_and_the_learner_trains_on_what_they_say() -> None:
@@ -288,52 +335,6 @@ def test_without_a_verifier_groups_whose_rewards_differ_are_kept() -> None:
     assert dynamic.keeps(group("right", "right"))
     same = group("right", "right")
     assert not dynamic.keeps(replace(same, scores=(Score(0.7), Score(0.7))))
-
-
-def _places(now: Collected) -> list[int]:
-    """The positions of the trained groups in the order of sampling: 3 prompts per draw, in the source's order."""
-    source = PromptOrder(PROMPTS, 5)
-    found = []
-    for each in now.usable:
-        same = [place for place, prompt in enumerate(source.take(3 * each.draw, 3)[0]) if prompt == each.prompt]
-        found.append(3 * each.draw + same[each.completions[0].sample_index // 4])
-    return found
-
-
-def test_the_surplus_is_trained_on_first_and_everything_is_in_the_order_of_prompts() -> None:
-    found = collected_of(30)
-    for before, now in pairwise(found):
-        assert list(now.usable[: len(before.surplus)]) == waiting(before)
-    order = [place for now in found for place in _places(now)]
-    assert order == sorted(order)
-
-
-class Backwards:
-    """An engine whose groups are complete in the reverse order of the prompts."""
-
-    def __init__(self, inner) -> None:
-        self.inner, self.exact = inner, True
-
-    def follow(self, weights) -> None:
-        self.inner.follow(weights)
-
-    def generate(self, prompts, draw, sampling=None, on_group=None, first_samples=None):
-        groups = self.inner.generate(prompts, draw, sampling, None, first_samples)
-        for index in reversed(range(len(groups))):
-            on_group(index, groups[index])
-        return groups
-
-
-def without_times(state: TrainerState) -> TrainerState:
-    return replace(state, seconds=0.0, metrics_bytes=0)
-
-
-def test_arrival_does_not_decide(tmp_path: Path) -> None:
-    one, two = make_loop(dynamic=DynamicSampling(20, None)), make_loop(dynamic=DynamicSampling(20, None))
-    two.groups.engine = Backwards(two.groups.engine)
-    for _ in range(4):
-        assert one.step().groups == two.step().groups
-    assert without_times(one.state) == without_times(two.state)
 
 
 def test_at_the_bound_a_step_trains_on_what_there_is_and_announces_it_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from oncurve.reward_models.labelling import MonteCarloLabels, scored_pairs, scored_steps
-from oncurve.rollout import Sampling
+from oncurve.rollout import EngineBase, Sampling
 from oncurve.steps import splitter_of
 from oncurve.types import Completion, Group, LabelledSteps, PreferencePair, Prompt, Score
 
@@ -66,7 +66,7 @@ def test_steps_that_a_judge_has_judged_are_labelled_within_zero_and_one() -> Non
 
 
 @dataclass
-class Says:
+class Says(EngineBase):
     """An engine that goes on as `rest(text so far, sample index)` says; what it was asked is kept."""
 
     rest: Callable[[str, int], str]

@@ -28,16 +28,17 @@ from torch.nn.functional import pad
 from oncurve.base.output import urgent
 from oncurve.batching import shards
 from oncurve.cluster.ranks.rank import added, norm_of
+from oncurve.cluster.ranks.shards import GradientShards
 from oncurve.learner import Accumulated, LocalLearner, UpdateResult
 from oncurve.machine.threads import computing_threads
 from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights
 from oncurve.parallel import ALONE, LostRankError, World, shards_of
-from oncurve.processes.fleets import Ended, Failed, Fleet, Replied
+from oncurve.processes.fleets import Failed, Fleet, ProcessEnded, Replied
 from oncurve.types import TrainBatch, axes_of
 
 TRIES = 3
-"""How often an update is begun with other ranks before rank 0 makes it alone."""
+"""Attempts: so often an update is begun with other ranks before rank 0 makes it alone."""
 
 ABANDONED = "the work of all ranks was abandoned"
 
@@ -68,12 +69,12 @@ class FleetLearner:
 
     @property
     def version(self) -> int:
-        """How often the policy's weights have changed."""
+        """The number of changes of the policy's weights."""
         return self.local.version
 
     @property
     def changes(self) -> int:
-        """How often anything that `save` writes has begun to change."""
+        """The number of changes, begun or made, of anything that `save` writes."""
         return self.local.changes
 
     def weights(self) -> LocalWeights:
@@ -101,7 +102,7 @@ class FleetLearner:
         self._fleet, self._world, self._members = None, ALONE, []
 
     def close(self) -> None:
-        """The same."""
+        """End the processes, as `rest` does."""
         self.rest()
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
@@ -156,24 +157,24 @@ class FleetLearner:
 
     def _accumulated(self, minibatch: TrainBatch) -> Accumulated:
         """The whole gradient, in rank 0's `.grad`. Nothing else has changed."""
-        pieces = self.local.cut(minibatch, self._count)
+        cut = GradientShards.of(self.local, minibatch, self._count)
         for _ in range(TRIES):
             try:
                 self._gather()
-                return self.local.joined(minibatch, self._shared(pieces))
+                return cut.joined(minibatch, self._shared(cut))
             except LostRankError:
                 self._redone += 1
             self._leave()
         urgent(f"oncurve: an update has lost ranks {TRIES} times; rank 0 makes it alone, to the same bits")
-        return self.local.joined(minibatch, self.local.accumulate_shards(pieces))
+        return cut.joined(minibatch, cut.summed())
 
-    def _shared(self, pieces: Sequence[TrainBatch | None]) -> dict[int, Accumulated]:
+    def _shared(self, cut: GradientShards) -> dict[int, Accumulated]:
         """Loss and statistics of all shards; their gradient is in `.grad`. Raises LostRankError."""
         calls = {
-            member: self._call(member, "accumulate", {i: pieces[i] for i in self._own(rank)}, self._count)
+            member: self._call(member, "accumulate", {i: cut.pieces[i] for i in self._own(rank)}, self._count)
             for rank, member in enumerate(self._members, 1)
         }
-        found = self.local.accumulate_shards(pieces, self._world)
+        found = cut.summed(self._world)
         for member, call in calls.items():
             found |= self._value(member, call)
         return found
@@ -292,7 +293,7 @@ class FleetLearner:
         """Note what the processes have said or become within so many `seconds`, and tell of those that were lost."""
         assert self._fleet is not None
         for event in self._fleet.wait(seconds):
-            if not isinstance(event, Ended):
+            if not isinstance(event, ProcessEnded):
                 self._answers[event.number] = event
                 continue
             self._ended.add(event.process)
@@ -300,6 +301,8 @@ class FleetLearner:
             if event.cause == ABANDONED:
                 continue
             self._lost += 1
+            if event.told and not event.quarantine:
+                continue
             which = f"rank {self._members.index(event.process) + 1}" if event.process in self._members else "a rank"
             urgent(f"oncurve: {which} was lost: {event.cause}; the run goes on to the same bits{event.consequence}")
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oncurve.cluster.ranks.shards import GradientShards
 from oncurve.learner import Accumulated, LocalLearner
 from oncurve.machine.threads import keep_freed_memory
 from oncurve.metrics import Metrics
@@ -19,7 +20,9 @@ Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 class Rank:
-    """What `FleetLearner` calls in each process: `accumulate` changes nothing but the gradient, `apply` makes the step.
+    """The object that `FleetLearner` calls in each process.
+
+    `accumulate` changes nothing but the gradient, `apply` makes the step.
 
     It must be as rank 0 is before each call; where it may not be, `take_over` copies rank 0.
     """
@@ -64,7 +67,7 @@ class Rank:
 
     def accumulate(self, pieces: Mapping[int, TrainBatch | None], shards: int) -> dict[int, Accumulated]:
         """The gradient of this rank's shards, added to the others' in the tree; loss and statistics of its own."""
-        return self.learner.accumulate_shards([pieces.get(index) for index in range(shards)], self._world)
+        return GradientShards(self.learner, [pieces.get(index) for index in range(shards)]).summed(self._world)
 
     def apply(self, loss: float) -> tuple[int, float]:
         """The update with rank 0's gradient, at the `loss` of the whole batch; the version, and the gradient's norm."""
@@ -74,7 +77,7 @@ class Rank:
         return self.learner.version, norm_of(result.metrics)
 
     def score(self, pieces: Mapping[int, TrainBatch], want: frozenset[str]) -> dict[int, dict[str, Tensor]]:
-        """What `LocalLearner.score` adds to each of the shards."""
+        """Return what `LocalLearner.score` adds to each of the shards."""
         return {index: added(piece, self.learner.score(piece, want)) for index, piece in pieces.items()}
 
     def move_reference(self, alpha: float) -> None:

@@ -30,7 +30,7 @@ library: Any = distributed
 
 
 class Division:
-    """How models are divided: as the first rank has them, among all ranks that have joined.
+    """The division of models: as the first rank has them, among all ranks that have joined.
 
     device    the one that parameters are gathered on
     offload   whether the shards are in the host's memory
@@ -167,5 +167,5 @@ def _layers_of(module: nn.Module) -> Sequence[nn.Module]:
 
 
 def _units_of(root: nn.Module) -> list[Any]:
-    """What is gathered at a time: the layers, and the root for the rest."""
+    """Return what is gathered at a time: the layers, and the root for the rest."""
     return [unit for unit in root.modules() if isinstance(unit, distributed.fsdp.FSDPModule)]

@@ -1,4 +1,4 @@
-"""What the ranks of a divided model send one another on a CPU, directly into the place where it is needed.
+"""Exchanges between the ranks of a divided model on a CPU, directly into the place where it is needed.
 
     gather          each rank sends its part to every other one, into that one's whole
     reduce          each rank sends every other one that one's part of its gradient; parts are added as they arrive

@@ -22,7 +22,7 @@ class Outline:
         self._make = make
 
     def __call__(self, *arguments: Any, **others: Any) -> Any:
-        """What `make` returns."""
+        """Return what `make` returns."""
         return self._make(*arguments, **others)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
@@ -44,5 +44,5 @@ def _on_meta(shape: torch.Size, dtype: torch.dtype, trained: bool) -> nn.Paramet
 
 
 def offloading(recipe: Callable[..., Any], make: Callable[..., Any], **others: Any) -> Any:
-    """What `recipe` makes with `make`, its state being kept in the host's memory."""
+    """Return what `recipe` makes with `make`, its state being kept in the host's memory."""
     return recipe(make=partial(make, offload=True), **others)

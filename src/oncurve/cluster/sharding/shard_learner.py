@@ -127,7 +127,7 @@ class ShardLearner(LocalLearner):
         return ShardAdamW(holder, None, **config.adamw)
 
     def _reference_of(self, given: CausalModel | None, dtype: torch.dtype | None) -> tuple[Divided, Reference]:
-        """What `Reference.of` makes, in shards, and the model that computes it."""
+        """Return what `Reference.of` makes, in shards, and the model that computes it."""
         whole = self.whole
         if whole.adapter is None or (given is not None and is_apart(given, whole)):
             divided = self._divide.of(whole if given is None else given, dtype, frozen=True)
@@ -212,7 +212,7 @@ class ShardLearner(LocalLearner):
 
     @torch.no_grad()
     def score_part(self, part: RankRows, want: frozenset[str]) -> dict[str, Tensor]:
-        """What `LocalLearner.score` adds, for this rank's part."""
+        """Return what `LocalLearner.score` adds, for this rank's part."""
         found: dict[str, Tensor] = {}
         if "reference" in want and self.reference is not None:
             with self.reference.selected():
@@ -245,7 +245,7 @@ class ShardLearner(LocalLearner):
         return torch.cat(self._passes(divided, part, hidden))
 
     def _passes(self, divided: Divided, part: RankRows, compute: Callable[[TrainBatch], Any]) -> list[Any]:
-        """What `compute` finds in each of this rank's micro-batches."""
+        """Return what `compute` finds in each of this rank's micro-batches."""
         pieces = []
         for micro, own in part.micro_batches(self.budget.tokens):
             computed = divided.run(compute, micro.to(self._device))

@@ -19,7 +19,10 @@ from oncurve.processes.fleets import CPU
 
 
 class ShardRank:
-    """What `ShardedLearner` calls in each process, on all ranks at once. After an error a rank leaves the others."""
+    """The object that `ShardedLearner` calls in each process, on all ranks at once.
+
+    After an error a rank leaves the others.
+    """
 
     def __init__(self, make: Callable[..., Any], threads: int, wait_seconds: float, device: torch.device = CPU) -> None:
         """`device`: the one that all ranks compute on, as each calls its own."""
@@ -56,7 +59,7 @@ class ShardRank:
         self._do(self._here().whole_master, name)
 
     def sees(self, file: Path) -> bool:
-        """Whether this machine has a file."""
+        """Return whether this machine has a file."""
         return file.exists()
 
     def save(self, folder: Path) -> StorageError | None:
@@ -71,10 +74,6 @@ class ShardRank:
         """Read this rank's rows of a checkpoint."""
         self._do(self._here().load, folder, meta)
 
-    def memory(self) -> dict[str, int]:
-        """Bytes of this process, see `process_memory`."""
-        return process_memory()
-
     def _here(self) -> ShardLearner:
         assert self._learner is not None
         return self._learner
@@ -87,24 +86,3 @@ class ShardRank:
             if isinstance(error, RuntimeError) and "Connection" in str(error):
                 raise LostRankError(str(error)) from error
             raise
-
-
-def process_memory() -> dict[str, int]:
-    """Bytes of this process alone, without the pages that it shares with others, libraries and files.
-
-    `peak` since the last call, `now`, and `shared`: what it has in memory in addition. 0 where the system does not say.
-    """
-    try:
-        status = _kilobytes("status")
-        pages = _kilobytes("smaps_rollup")
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return {"peak": 0, "now": 0, "shared": 0}
-    own = pages["Private_Dirty"]
-    shared = pages["Rss"] - own
-    return {"peak": 1024 * (status["VmHWM"] - shared), "now": 1024 * own, "shared": 1024 * shared}
-
-
-def _kilobytes(name: str) -> dict[str, int]:
-    lines = Path(f"/proc/self/{name}").read_text().splitlines()
-    return {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}

@@ -19,7 +19,7 @@ import torch
 
 from oncurve.base.errors import ConfigError, LostStateError, OncurveError, TrainingError
 from oncurve.batching import select_rows, shards
-from oncurve.cluster.ranks import joined
+from oncurve.cluster.ranks import GradientShards, joined
 from oncurve.cluster.sharding.connection import join, leave
 from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner
 from oncurve.durable import LazyTensors, StorageError, temporary_name
@@ -27,7 +27,7 @@ from oncurve.learner import UpdateResult, widened
 from oncurve.machine.threads import computing_threads, return_freed_memory
 from oncurve.models import LocalWeights, save
 from oncurve.parallel import LostRankError
-from oncurve.processes.fleets import CPU, Ended, Failed, Fleet, Replied
+from oncurve.processes.fleets import CPU, Failed, Fleet, ProcessEnded, Replied
 from oncurve.types import TrainBatch
 
 _ADVICE = (
@@ -97,16 +97,16 @@ class ShardedLearner:
             if left <= 0:
                 raise TrainingError(f"only {1 + len(members)} of {self._ranks} ranks have started{cause}")
             for event in fleet.wait(_TURN_SECONDS):
-                cause = cause or (f": {event.cause}" if isinstance(event, Ended) else "")
+                cause = cause or (f": {event.cause}" if isinstance(event, ProcessEnded) else "")
 
     @property
     def version(self) -> int:
-        """How often the policy's weights have changed."""
+        """The number of changes of the policy's weights."""
         return self.local.version
 
     @property
     def changes(self) -> int:
-        """How often anything that `save` writes has begun to change."""
+        """The number of changes, begun or made, of anything that `save` writes."""
         return self.local.changes
 
     def weights(self) -> LocalWeights:
@@ -115,12 +115,13 @@ class ShardedLearner:
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """One optimizer update of all ranks, which have the rows with a gradient in equal parts."""
-        parts = self._parts(minibatch, self.local.cut(minibatch, self._ranks))
+        cut = GradientShards.of(self.local, minibatch, self._ranks)
+        parts = self._parts(minibatch, cut.pieces)
         with self._all("update", *((part,) for part in parts[1:])) as answers:
             result, own = self.local.update_part(parts[0])
         if not result.skipped:
             found = dict(enumerate([own, *answers]))
-            result.metrics.merge(self.local.joined(minibatch, found).metrics)
+            result.metrics.merge(cut.joined(minibatch, found).metrics)
         if self._members:
             result.metrics.add("cluster/ranks", float(self._ranks))
             result.metrics.add("cluster/wait_seconds", self._waited)
@@ -204,14 +205,6 @@ class ShardedLearner:
         with self._all("whole_master", *((name,) for _ in self._members)):
             return self.local.whole_master(name)
 
-    def memory(self) -> list[dict[str, int]]:
-        """Bytes of each rank's process: see `process_memory`."""
-        from oncurve.cluster.sharding.shard_rank import process_memory
-
-        with self._all("memory", *(() for _ in self._members)) as answers:
-            own = process_memory()
-        return [own, *answers]
-
     def rest(self) -> None:
         """End the processes, where there are others, for good: no update follows. Rank 0 keeps the whole weights in
         float32 for `export`, in the memory of its host. Twice is allowed."""
@@ -276,7 +269,7 @@ class ShardedLearner:
         assert self._fleet is not None
         causes = []
         for event in self._fleet.wait(_TURN_SECONDS):
-            if not isinstance(event, Ended):
+            if not isinstance(event, ProcessEnded):
                 self._answers[event.number] = event
                 if isinstance(event, Failed) and not event.lost:
                     causes.append(self._named(event.process, event.message))

@@ -2,7 +2,6 @@
 
 engine.py   the worker, and its engine over HTTP
 server.py   a server: its start, its routes, its faults
-minder.py   the small process that ends a server with its worker
 """
 
 from oncurve.cluster.vllm.engine import (

@@ -28,12 +28,12 @@ from typing import Any
 import torch
 
 from oncurve.base.errors import ConfigError, OncurveError
-from oncurve.cluster.vllm.minder import Minder
 from oncurve.cluster.vllm.server import DEVELOPER, ROUTE, ServerFaultError, VllmServer, command_line, start_server
 from oncurve.cluster.workers import Brought, Lost, Worker
 from oncurve.models import CausalModel, Weights, save
+from oncurve.processes import Minder
 from oncurve.randomness import row_keys
-from oncurve.rollout import Detokenizer, OnGroup, Sampling, Tokenizer, check_lengths, count_samples
+from oncurve.rollout import Detokenizer, EngineBase, OnGroup, Sampling, Tokenizer, check_lengths, count_samples
 from oncurve.types import Completion, Ending, Group, Prompt
 
 CHECK_PROMPT_TOKENS, CHECK_TOKENS = 300, 16
@@ -44,14 +44,14 @@ CHECK_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
 """The mean absolute difference of log-probs, in nats, above which a server has other weights."""
 
 LOW_PRECISION_TOLERANCE = 0.1
-"""The same, where the weights have fewer bits than float32."""
+"""The bound where the weights have fewer bits than float32."""
 
 _MOST_REQUESTS = 64
 
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """How a worker comes by its server.
+    """Settings of a worker's server.
 
     addresses        of servers that run already, one per worker; none: each worker starts its own
     folder           for weights, which these servers see under the same name; "": of no use
@@ -69,7 +69,7 @@ class VllmSettings:
     gpus: int = 1
 
 
-class VllmEngine:
+class VllmEngine(EngineBase):
     """A `RolloutEngine` over one server, which it starts with the first weights.
 
     tokenizer, eos_ids, seed   as of `oncurve.rollout.InProcessEngine`

@@ -26,7 +26,7 @@ from typing import Any
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError
 from oncurve.base.web import WebAnswer, begin
-from oncurve.cluster.vllm.minder import Minder
+from oncurve.processes import Minder
 
 ROUTE = "/inference/v1/generate"
 
@@ -179,7 +179,7 @@ def vllm_program() -> str:
 
 
 def command_line(model: Path, port: int, dtype: str, gpus: int, more: Sequence[str]) -> list[str]:
-    """What starts a server of the model in a folder, without its tokenizer.
+    """Return what starts a server of the model in a folder, without its tokenizer.
 
     dtype  the type that it computes in, as `vllm serve --dtype` names it
     gpus   among which it divides the model; it has those that CUDA_VISIBLE_DEVICES of this process names

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from oncurve.base.errors import ConfigError
 from oncurve.base.output import urgent
-from oncurve.cluster.workers.weights import Snapshot
+from oncurve.cluster.workers.weights import Carrier, Snapshot
 from oncurve.models import CausalModel, changing_tensors
 from oncurve.parallel import ALONE, Backend, LostRankError, Meeting, World
-from oncurve.processes.fleets import Event, Fleet
+from oncurve.processes.fleets import Fleet
 
 TRIES = 3
 """After so many broadcasts in vain, one after another, the driver decodes what is left of the rollout."""
@@ -58,7 +58,7 @@ class Invitation:
     seconds: float
 
 
-class Broadcast:
+class Broadcast(Carrier):
     """The carrier of `cluster.weights = "gloo"` and `"nccl"`.
 
     backend   "gloo" sends from and to memory of processors, "nccl" from GPU to GPU
@@ -68,16 +68,12 @@ class Broadcast:
     together, ahead = True, False
 
     def __init__(self, backend: Backend, seconds: float = BUCKET_SECONDS) -> None:
+        super().__init__()
         self._backend, self._seconds = backend, seconds
         self._members, self._number = tuple[int, ...](), 0
         self._in_vain = 0
         self._meeting: Meeting | None = None
         self._world = ALONE
-
-    @property
-    def gives_up(self) -> bool:
-        """Whether the last broadcasts were in vain."""
-        return self._in_vain >= TRIES
 
     def put(self, fleet: Fleet, snapshot: Snapshot) -> Snapshot:
         """The snapshot: nothing is copied before it is sent. Raises ConfigError: a tensor cannot be sent."""
@@ -91,16 +87,14 @@ class Broadcast:
             self._send(fleet, workers, snapshot)
         except LostRankError as error:
             self._in_vain += 1
+            self.gives_up = self._in_vain >= TRIES
             if self.gives_up:
                 urgent(
                     f"oncurve: {TRIES} broadcasts of the weights were in vain ({error}); this process decodes the rest"
                 )
             return False
-        self._in_vain = 0
+        self._in_vain, self.gives_up = 0, False
         return True
-
-    def heard(self, event: Event) -> None:
-        """Nothing: what was sent has arrived."""
 
     def _send(self, fleet: Fleet, workers: Sequence[int], snapshot: Snapshot) -> None:
         if tuple(workers) != self._members:

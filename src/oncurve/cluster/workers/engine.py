@@ -2,7 +2,7 @@
 
     queue of shards --> any worker that is free --> groups, in the order of the prompts
 
-Prompts are cut into fixed shards (shards.py), each of which is decoded by itself; any worker may decode any shard. A
+Prompts are cut into fixed shards (queue.py), each of which is decoded by itself; any worker may decode any shard. A
 worker has the weights of one whole version (weights.py), sent before its first shard of it. A fault is answered by
 decoding the shard again: it goes to the front of the queue. The driver, this process, decodes a shard itself where
 several workers were lost with it, where it failed with an error, and where no worker has lived for a while. Since the
@@ -15,34 +15,30 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, OncurveError
 from oncurve.base.output import urgent
-from oncurve.cluster.workers.busy import Busy
-from oncurve.cluster.workers.deadlines import Deadlines
-from oncurve.cluster.workers.queue import Call, Rollout
-from oncurve.cluster.workers.sending import Sending
-from oncurve.cluster.workers.shards import Lost
-from oncurve.cluster.workers.weights import Carrier, Snapshot
+from oncurve.cluster.workers.queue import Call, Lost, Rollout
+from oncurve.cluster.workers.timing import Busy, Deadlines
+from oncurve.cluster.workers.weights import Carrier, Sending, Snapshot
 from oncurve.durable import StorageError
 from oncurve.machine.threads import computing_threads
 from oncurve.models import CausalModel, Weights
-from oncurve.processes.fleets import Ended, Failed, Fleet, Replied
-from oncurve.rollout import OnGroup, RolloutEngine, Sampling
+from oncurve.processes.fleets import Failed, Fleet, ProcessEnded, Replied
+from oncurve.rollout import EngineBase, OnGroup, RolloutEngine, Sampling
 from oncurve.types import Group, Prompt
 
 TRIES = 3
-"""How many workers may be lost with a shard before the driver decodes it."""
+"""The number of workers that may be lost with a shard before the driver decodes it."""
 
 PATIENCE_SECONDS = 30.0
-"""How long the driver waits for a worker before it decodes a shard itself."""
+"""The time that the driver waits for a worker before it decodes a shard itself."""
 
 _TURN_SECONDS, _SHORT_TURN_SECONDS = 1.0, 0.02
 
 MakeFleet = Callable[[CausalModel], Fleet]
 
 
-class FleetEngine(Closing):
+class FleetEngine(EngineBase):
     """A `RolloutEngine` of workers that have an engine each.
 
     local         the driver's engine: it decodes what workers cannot, and all shards where `make_fleet` is None
@@ -84,7 +80,7 @@ class FleetEngine(Closing):
 
     @property
     def exact(self) -> bool:
-        """Whether the driver's engine and the workers' are."""
+        """Return whether the driver's engine and the workers' are."""
         return self.local.exact and self._exact
 
     @property
@@ -255,7 +251,7 @@ class FleetEngine(Closing):
         return brought
 
     def _is_alone(self, fleet: Fleet, up: Sequence[int]) -> bool:
-        """Whether the driver is the only process that is left, or has waited long enough for another."""
+        """Return whether the driver is the only process that is left, or has waited long enough for another."""
         now = time.monotonic()
         if up:
             self._alive_at = now
@@ -266,7 +262,7 @@ class FleetEngine(Closing):
         for event in fleet.wait(seconds):
             self._carrier.heard(event)
             call = self._calls.get(event.process)
-            if isinstance(event, Ended):
+            if isinstance(event, ProcessEnded):
                 self._has.pop(event.process, None)
                 self._calls.pop(event.process, None)
                 self._busy.ends(event.process)
@@ -308,9 +304,10 @@ class FleetEngine(Closing):
         else:
             rollout.queue.appendleft(index)
 
-    def _lost(self, event: Ended) -> None:
+    def _lost(self, event: ProcessEnded) -> None:
         self._measured["cluster/workers_restarted"] += 1
-        urgent(f"oncurve: a worker was lost: {event.cause}; the run goes on{self._bits}{event.consequence}")
+        if not event.told or event.quarantine:
+            urgent(f"oncurve: a worker was lost: {event.cause}; the run goes on{self._bits}{event.consequence}")
 
     def _end_late_ones(self, fleet: Fleet) -> None:
         now = time.monotonic()

@@ -1,4 +1,8 @@
-"""What is left to do of a rollout that several processes share: its shards, and which of them wait for a process."""
+"""The shards of a rollout that several processes share, and which of them wait for a process.
+
+Rows that are decoded in one batch share matrix products, whose rounding depends on the batch's shape. So the shards are
+a function of the batch alone, and with them the result, whatever processes decode them.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,26 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from oncurve.cluster.workers.sending import Sending
-from oncurve.cluster.workers.shards import rollout_shards
+from oncurve.cluster.workers.weights import Sending
 from oncurve.rollout import OnGroup, Sampling, count_samples
 from oncurve.types import Group, Prompt
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The answer of a worker that can do nothing more, in place of groups: it is ended because of `cause`."""
+
+    cause: str
+
+
+def rollout_shards(prompts: int, groups: int) -> list[range]:
+    """Runs of `groups` adjacent prompts, by their indices; the last may be shorter. Raises ValueError: `groups` < 1.
+
+    Example: of 10 prompts by 4 groups, 0 to 3, 4 to 7, and 8 and 9.
+    """
+    if groups < 1:
+        raise ValueError(f"a shard needs a group at least, and shard_groups is {groups}")
+    return [range(first, min(first + groups, prompts)) for first in range(0, prompts, groups)]
 
 
 @dataclass
@@ -56,7 +76,7 @@ class Rollout:
 
     @property
     def done(self) -> bool:
-        """Whether every prompt has its group."""
+        """Return whether every prompt has its group."""
         return len(self.groups) == len(self.prompts)
 
     def begin(self, index: int) -> tuple[list[Prompt], list[int]]:
@@ -80,7 +100,7 @@ class Rollout:
 
 @dataclass
 class Call:
-    """What a worker is doing.
+    """A call that a worker is doing.
 
     index        of the shard of `rollout`; None: of one that was given up
     sending      the weights by which it decodes; their copy is there as long as the worker may read it

@@ -1,8 +1,8 @@
 """The weights that a worker samples from: one whole version, checked by its digest.
 
     snapshot = Snapshot(model, version=3)           in the process that trains: nothing is copied
-    handle = InMemory().put(fleet, snapshot)        one copy per machine, whatever the number of workers
-    handle = OnDisk(folder).put(fleet, snapshot)    one copy in a folder, whatever the number of machines
+    handle = ObjectCarrier().put(fleet, snapshot)        one copy per machine, whatever the number of workers
+    handle = DiskCarrier(folder).put(fleet, snapshot)    one copy in a folder, whatever the number of machines
     carrier.bring(fleet, workers, snapshot, handle) has workers take them
     take(model, what)                               in the worker, with what the handle has become
     digest_of(model) == snapshot.digest             then the worker has the whole version
@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,9 +32,10 @@ from oncurve.base.errors import ConfigError
 from oncurve.durable import read_tensors, write_directory
 from oncurve.models import CausalModel, changing_tensors
 from oncurve.parallel import BUCKET_BYTES
-from oncurve.processes.fleets import Ended, Event, Fleet
+from oncurve.processes.fleets import Event, Fleet, ProcessEnded
 
 _FILE = "weights.safetensors"
+_TURN_SECONDS = 1.0
 
 
 class Snapshot:
@@ -43,7 +45,7 @@ class Snapshot:
         self.model, self.version = model, version
 
     def is_of(self, other: Snapshot) -> bool:
-        """Whether both are of the same model and version."""
+        """Return whether both are of the same model and version."""
         return self.model is other.model and self.version == other.version
 
     @cached_property
@@ -75,80 +77,61 @@ class Snapshot:
             yield bucket[:filled].data
 
 
-class Carrier(Protocol):
-    """How weights get to workers. `together`: all workers that are free get them when one of them needs them."""
+class Carrier:
+    """The way of weights to workers: here each worker copies them itself, and nothing is waited for.
 
-    @property
-    def together(self) -> bool:
-        """Whether it costs less to bring the weights to several workers at once."""
-        ...
+    A handle is kept until the worker has answered, also where another version is sent by then: what it stands for is
+    freed with it.
 
-    @property
-    def ahead(self) -> bool:
-        """Whether `put` may be called while workers take the version before."""
-        ...
-
-    def put(self, fleet: Fleet, snapshot: Snapshot) -> Any:
-        """What `bring` needs of the weights. That of the version before the last is not used any more.
-
-        Raises OSError or StorageError: there is no room for them.
-        """
-
-    @property
-    def gives_up(self) -> bool:
-        """Whether `bring` has failed so often that the driver is to decode what is left of the rollout."""
-        ...
-
-    def bring(self, fleet: Fleet, workers: Sequence[int], snapshot: Snapshot, handle: Any) -> bool:
-        """Have `workers`, which are free, take the weights before their next call. False: it is to be tried again,
-        because a worker was lost meanwhile, and the others may not have them."""
-
-    def heard(self, event: Event) -> None:
-        """What has come from a worker: then it has taken what it was asked to take before."""
-
-    def close(self) -> None:
-        """Remove what remains. Twice is allowed."""
-
-
-class _Fetched:
-    """The part of a carrier whose workers copy the weights themselves: nothing is waited for. A handle is kept until
-    the worker has answered, also where another version is sent by then: what it stands for is freed with it."""
+    together   it costs less to bring the weights to all workers that are free when one of them needs them
+    ahead      `put` may be called while workers take the version before
+    gives_up   `bring` has failed so often that the driver is to decode what is left of the rollout
+    """
 
     together, ahead, gives_up = False, True, False
 
     def __init__(self) -> None:
         self._asked: dict[int, deque[tuple[int, Any]]] = defaultdict(deque)
 
+    def put(self, fleet: Fleet, snapshot: Snapshot) -> Any:
+        """Return what `bring` needs of the weights. That of the version before the last is not used any more.
+
+        Raises OSError or StorageError: there is no room for them.
+        """
+        raise NotImplementedError
+
     def bring(self, fleet: Fleet, workers: Sequence[int], snapshot: Snapshot, handle: Any) -> bool:
-        """Have `workers` take what the handle becomes there."""
+        """Have `workers`, which are free, take the weights before their next call. False: it is to be tried again,
+        because a worker was lost meanwhile, and the others may not have them.
+        """
         for worker in workers:
             number = fleet.call(worker, "take", snapshot.version, snapshot.digest, handle)
             self._asked[worker].append((number, handle))
         return True
 
     def heard(self, event: Event) -> None:
-        """Forget the handles that the worker has answered for; all of one that has ended."""
-        if isinstance(event, Ended):
+        """Forget the handles that a worker has answered for; all of one that has ended."""
+        if isinstance(event, ProcessEnded):
             self._asked.pop(event.process, None)
             return
         asked = self._asked[event.process]
         while asked and asked[0][0] <= event.number:
             asked.popleft()
 
-
-class InMemory(_Fetched):
-    """Buckets that the fleet keeps once per machine (`cluster.weights = "object"`)."""
-
-    def put(self, fleet: Fleet, snapshot: Snapshot) -> Any:
-        """What the fleet makes of the buckets."""
-        return fleet.put(snapshot.buckets())
-
     def close(self) -> None:
-        """Forget the handles: the memory is freed with them. Twice is allowed."""
+        """Forget the handles: what they stand for is freed with them. Twice is allowed."""
         self._asked.clear()
 
 
-class OnDisk(_Fetched):
+class ObjectCarrier(Carrier):
+    """Buckets that the fleet keeps once per machine (`cluster.weights = "object"`)."""
+
+    def put(self, fleet: Fleet, snapshot: Snapshot) -> Any:
+        """Return what the fleet makes of the buckets."""
+        return fleet.put(snapshot.buckets())
+
+
+class DiskCarrier(Carrier):
     """Safetensors with a manifest in a folder that all workers see (`cluster.weights = "disk"`).
 
     It is below `folder`, or below that of temporary files where `folder` is "", has the two newest versions, and is
@@ -190,10 +173,60 @@ class OnDisk(_Fetched):
 
     def close(self) -> None:
         """Remove the folder."""
-        self._asked.clear()
+        super().close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = None
+
+
+class Sending:
+    """The weights of a snapshot, and the handle of their copy as soon as there is one.
+
+    `begin` copies them in a thread of its own, for which the snapshot must stay as it is; `finish` in this one, or
+    waits for that thread. `key` tells the version from all others once there is a copy.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.handle: Any = None
+        self.key = ""
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Return whether workers can be given the handle."""
+        return self.handle is not None
+
+    def begin(self, carrier: Carrier, fleet: Fleet) -> None:
+        """Copy the weights while this thread goes on."""
+        self._thread = threading.Thread(target=self._copy, args=(carrier, fleet), name="oncurve-weights", daemon=True)
+        self._thread.start()
+
+    def finish(self, carrier: Carrier, fleet: Fleet) -> None:
+        """Copy the weights, unless that is done. Raises OSError or StorageError: there is no room for them."""
+        self.settle()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if self.handle is None:
+            self._put(carrier, fleet)
+
+    def settle(self) -> None:
+        """Wait for the thread, if there is one. Twice is allowed."""
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(_TURN_SECONDS)  # it ends as every copy does
+        self._thread = None
+
+    def _put(self, carrier: Carrier, fleet: Fleet) -> None:
+        self.key = f"{self.snapshot.version} {self.snapshot.digest}"
+        self.handle = carrier.put(fleet, self.snapshot)
+
+    def _copy(self, carrier: Carrier, fleet: Fleet) -> None:
+        try:
+            self._put(carrier, fleet)
+        except Exception as error:
+            self._error = error
 
 
 def take(model: CausalModel, what: Sequence[memoryview] | Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from oncurve.base.errors import OncurveError
 from oncurve.cluster.workers.broadcast import Invitation, Receiver
-from oncurve.cluster.workers.shards import Lost
+from oncurve.cluster.workers.queue import Lost
 from oncurve.cluster.workers.weights import digest_of, take
 from oncurve.machine.threads import keep_freed_memory
 from oncurve.models import CausalModel, LocalWeights
@@ -19,11 +19,11 @@ from oncurve.rollout import RolloutEngine, Sampling
 from oncurve.types import Group, Prompt
 
 Brought = Sequence[memoryview] | Path | Invitation
-"""What a carrier brings: buckets, the folder that has the weights, or a place in a broadcast."""
+"""The load of a carrier: buckets, the folder that has the weights, or a place in a broadcast."""
 
 
 class Worker:
-    """What `FleetEngine` calls in each process. It decodes by a whole version of the weights or not at all.
+    """The object that `FleetEngine` calls in each process. It decodes by a whole version of the weights or not at all.
 
     model    a copy of the policy; `take` replaces its weights
     build    makes the engine

@@ -28,7 +28,7 @@ def check_columns(rewards: RewardSet, settings: DataSettings, *sources: Rows) ->
 
 
 def trials_on(rewards: RewardSet, settings: DataSettings, rows: Rows, index: int) -> dict[str, Trial]:
-    """The trials on a row, by the names of the rewards that can be tried."""
+    """Return the trials on a row, by the names of the rewards that can be tried."""
     row, number = rows.items[index], rows.numbers[index]
     prompt = _prompt(row, number, settings)
     place = rows.place(number)
@@ -36,7 +36,7 @@ def trials_on(rewards: RewardSet, settings: DataSettings, rows: Rows, index: int
 
 
 def _prompt(row: Mapping[str, Any], number: int, settings: DataSettings) -> Prompt:
-    """The prompt of a row as rewards see it, without the tokens, which they are not given."""
+    """Return the prompt of a row as rewards see it, without the tokens, which they are not given."""
     try:
         asked = filled_prompt(row, settings)
     except (KeyError, DataError):  # a row of completions to be checked need not have a prompt
@@ -76,7 +76,7 @@ def try_rewards(rewards: RewardSet, settings: DataSettings, rows: Rows) -> list[
 
 
 def blind(rewards: RewardSet, trials: Mapping[str, Trial], rows: Rows, index: int = 0) -> list[str]:
-    """A warning for each reward that gives a row's reference answer no more than a made-up text."""
+    """Return a warning for each reward that gives a row's reference answer no more than a made-up text."""
     return [
         f"reward {one.name} gives the reference answer of {rows.place(rows.numbers[index])} {trial.reference:g} and a "
         f"made-up text {trial.made_up:g}: does it compare with the right column, in the right form?"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from oncurve.advantages import reads_rewards
+from oncurve.advantages import TeacherSettings, reads_rewards, teacher_of
 from oncurve.base.errors import ConfigError
-from oncurve.config.rules.teaching import missing_teacher
 from oncurve.config.sections import RunConfig
 
 
 def missing(config: RunConfig, model_given: bool = False) -> list[str]:
-    """A line for each setting that a run cannot do without and that is not set: model, data, rewards, a teacher.
+    """Return a line for each setting that a run cannot do without and that is not set: model, data, rewards, a teacher.
 
     `model_given`: the model was handed over as a module, so `model.path` may be empty.
     """
@@ -21,7 +20,11 @@ def missing(config: RunConfig, model_given: bool = False) -> list[str]:
         holes.append("reward_model.path: missing; name a reward model's folder or a hub id")
     if config.iterative.steps and config.eval.verifier is None:
         holes.append('eval.verifier: missing; name the reward that verifies samples, like [[rewards]] name = "truth"')
-    holes += missing_teacher(config)
+    if teacher_of(config.advantage) == TeacherSettings():  # the policy would teach itself what it does already
+        holes.append(
+            "advantage.teacher: missing; name a folder or a hub id, or set advantage.template, by which the policy "
+            "teaches itself"
+        )
     if not config.rewards and reads_rewards(config.advantage):
         holes.append(
             'rewards: missing; add a [[rewards]] table, like kind = "math" (on the command line: --reward math, or '

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from oncurve.base.errors import ConfigError
 from oncurve.config.layers import Layer
@@ -34,21 +33,17 @@ def _keys(layer: Layer) -> set[str]:
 
 
 def inert(config: RunConfig) -> list[str]:
-    """A line for each key that is not at its default and has no effect."""
+    """Return a line for each key that is not at its default and has no effect."""
     return [
         f"{key} has no effect: {rule.reason}"
         for rule in inert_rules(config)
         for key in rule.keys
-        if _value(config, key) != _default(config, key)
+        if not _is_default(config, *key.split("."))
     ]
 
 
-def _value(config: RunConfig, key: str) -> Any:
-    section, name = key.split(".")
-    return getattr(getattr(config, section), name, None)
-
-
-def _default(config: RunConfig, key: str) -> Any:
-    section, name = key.split(".")
-    field = type(getattr(config, section)).model_fields.get(name)
-    return None if field is None else field.default
+def _is_default(config: RunConfig, section: str, name: str) -> bool:
+    """Return whether a key has its default, or is none of the section's kind."""
+    part = getattr(config, section)
+    field = type(part).model_fields.get(name)
+    return field is None or getattr(part, name) == field.default

@@ -10,7 +10,7 @@ from oncurve.rewards import RewardSettings
 
 
 def explain(config: RunConfig) -> str:
-    """What is maximised, with numbers filled in, and the meaning of each letter. For example:
+    """Return what is maximised, with numbers filled in, and the meaning of each letter. For example:
 
     J(θ) = 1/N Σ_i Σ_t { min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) - 0.001 KL_it }
     """
@@ -44,7 +44,7 @@ def explain(config: RunConfig) -> str:
 
 
 def _counts(config: RunConfig, equation: Equation) -> dict[str, str]:
-    """The letters of the sums that the equation mentions."""
+    """Return the letters of the sums that the equation mentions."""
     count = config.completions_per_step / config.learner.minibatches
     exact = count == int(count)
     lead = f"B {'=' if exact else '≈'} " if equation.mentions("B") else "" if exact else "about "
@@ -61,7 +61,7 @@ def _counts(config: RunConfig, equation: Equation) -> dict[str, str]:
 
 
 def _policies(config: RunConfig, equation: Equation) -> dict[str, str]:
-    """The distributions that the equation mentions."""
+    """Return the distributions that the equation mentions."""
     same = ", here π_θ itself, so that ratios are 1: one update per rollout" if config.stays_at_1 else ""
     old = (
         "the policy before a step's first update"

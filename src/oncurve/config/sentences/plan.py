@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from oncurve.advantages import teacher_of
+from oncurve.components import described
 from oncurve.config.rules.completeness import missing
-from oncurve.config.rules.policy_term import sentences
-from oncurve.config.rules.teaching import teacher_in_words
 from oncurve.config.rules.without_effect import inert
 from oncurve.config.sections import RunConfig
-from oncurve.config.sentences.adapter import adapter_words, reference_words
-from oncurve.config.sentences.notes import RunFacts, notes_on
-from oncurve.losses import corrects, has_importance_ratio
+from oncurve.config.sentences.notes import AdapterFacts, RunFacts, notes_on
+from oncurve.losses import corrects, corrects_for_sampler, has_importance_ratio
 from oncurve.rewards import verifier_of
 
 
 def plan(config: RunConfig, facts: RunFacts | None = None) -> list[str]:
-    """The plan, one sentence per line; then what looks like a mistake, each line beginning with `note: `."""
+    """Return the plan, one sentence per line; then what looks like a mistake, each line beginning with `note: `."""
     known = facts or RunFacts()
     lines = [
         _updates(config),
         *_dynamic_sampling(config),
-        *sentences(config),
+        *_policy_term(config),
         *_learner(config),
-        *config.cluster.sentences(),
+        *config.cluster.facts.sentences,
         _lengths(config),
         _kl(config, known),
         *_reference(config, known),
         *_entropy(config),
-        *teacher_in_words(config, known.teacher_bytes),
+        *_teacher(config, known.teacher_bytes),
         *_iterations(config),
     ]
-    lines += [_steps(config, known), *_model(config, known), *adapter_words(config, known.adapter, known.parameters)]
+    lines += [_steps(config, known), *_model(config, known), *_adapter(config, known.adapter, known.parameters)]
     lines += [_evaluation(config, known), _safety(config, known)]
     noted = config.over(10**12)  # an unknown number of steps is more than any setting
     return (
@@ -68,7 +67,7 @@ def _updates(config: RunConfig) -> str:
     if corrected or (config.exact_rollout and not config.trains_older):
         return f"{head}, {updates}; clipping can bind from the 2nd update; the old log-probs are {old}."
     why = "some groups are of the step before" if config.exact_rollout else "the engine is not exact"
-    why = "completions are by older weights (cluster.lag)" if config.cluster.lag else why
+    why = "completions are by older weights (cluster.lag)" if config.cluster.facts.lag else why
     return (
         f"{head}, {updates}; {why}, so clipping can bind from the 1st update; the old log-probs are "
         f"{old}, and of completions by older weights those that the sampler recorded."
@@ -87,6 +86,40 @@ def _dynamic_sampling(config: RunConfig) -> list[str]:
         f"prompts to find as many: at most {most * config.completions_per_step:,} completions per step."
         + (" Groups beyond that wait for the next step." if config.filter.keeps_surplus else "")
     ]
+
+
+def _policy_term(config: RunConfig) -> list[str]:
+    """Return what is corrected and what is left out, a sentence each; none where every token counts as it is."""
+    exact, filters = config.exact_rollout, config.filter
+    lines = []
+    if corrects(config.correction):
+        equation = described(config.correction)
+        where = (
+            "of a completion by older weights (a completion by the present ones has weight 1, because the engine is "
+            "exact: where there are no others, nothing is corrected)"
+            if exact
+            else "(the engine is not exact)"
+        )
+        meaning = "; ".join(f"{letter} = {text}" for letter, text in equation.legend.items())
+        lines.append(
+            f"Correction: the objective's loss of each token {where} is multiplied by {equation.term}; {meaning}."
+        )
+    elif not exact and not corrects_for_sampler(config.objective):
+        lines.append(
+            'Nothing corrects for the difference between sampler and learner (correction.kind = "none"), but for the '
+            "ratio to completions by older weights."
+        )
+    if filters.top_entropy < 1:
+        lines.append(
+            f"The objective counts the {filters.top_entropy:.3g} of a step's trained tokens with the highest entropy "
+            "before its first update."
+        )
+    if filters.off_policy_threshold is not None:
+        lines.append(
+            "The objective leaves out tokens with a negative advantage of completions whose mean of log μ - log π_θ is "
+            f"above {filters.off_policy_threshold:g}, μ being the sampler's policy."
+        )
+    return lines
 
 
 def _learner(config: RunConfig) -> list[str]:
@@ -126,9 +159,48 @@ def _kl(config: RunConfig, facts: RunFacts) -> str:
         what = f"{config.kl.coef:g} × (log π_old - log π_ref) subtracted from each token's reward{steered}"
     towards = "the reference that was given" if facts.reference_given else "the policy as it is given"
     if not facts.reference_given and (facts.adapter is not None or config.lora.adapted):
-        return f"KL to {towards}, {what}; {reference_words(config, facts.adapter)}."
+        return f"KL to {towards}, {what}; {_reference_of_adapter(config, facts.adapter)}."
     kept = "it" if facts.reference_given else "its frozen copy"
     return f"KL to {towards}, {what}; {kept} takes memory ({size})."
+
+
+def _teacher(config: RunConfig, held: int | None) -> list[str]:
+    """Return the sentence about the teacher, which takes `held` bytes (None: not known yet); none without one."""
+    teacher = teacher_of(config.advantage)
+    if teacher is None:
+        return []
+    reads = "the policy's prompts" if teacher.template is None else "prompts of its own (advantage.template)"
+    if teacher.path is None:
+        return [f"The policy teaches itself: it scores every completion a second time, after {reads}."]
+    size = "a frozen model" if held is None else f"{held / 1e6:,.0f} MB"
+    return [f"The teacher {Path(teacher.path).name} scores every completion, after {reads}; it takes memory ({size})."]
+
+
+def _adapter(config: RunConfig, adapter: AdapterFacts | None, of: int | None) -> list[str]:
+    """Say what is trained, in one sentence; none without an adapter. `of`: the model's own parameters."""
+    lora = config.lora
+    if adapter is None and not lora.adapted:
+        return []
+    origin = f" from {lora.path}" if lora.path is not None else ""
+    if adapter is None:
+        rank = f" of rank {lora.rank} (α {lora.scaled_by:g})" if not origin else ""
+        where = "all linear layers" if lora.targets == "all-linear" else " and ".join(lora.targets)
+        on = f" on {where}" if not origin else ""
+        return [f"An adapter{origin}{rank}{on} is trained; the model's own weights stay as they are."]
+    share = f", {adapter.parameters / of:.2%} of the model's" if of else ""
+    return [
+        f"An adapter{origin} of rank {adapter.rank} (α {adapter.alpha:g}) on {adapter.layers:,} linear layers is "
+        f"trained, {adapter.parameters:,} parameters{share}; the model's own weights stay as they are."
+    ]
+
+
+def _reference_of_adapter(config: RunConfig, adapter: AdapterFacts | None) -> str:
+    """Say what the reference of a policy with an adapter is, and the memory that it takes."""
+    copy = "a frozen copy of the adapter" + ("" if adapter is None else f" ({adapter.nbytes / 1e6:,.3g} MB)")
+    if config.lora.path is not None:
+        return f"that is the model with {copy}: no second model"
+    moves = f", and from its first move with {copy}" if config.following.every else ""
+    return f"that is the model with its adapter off{moves}: no second model"
 
 
 def _reference(config: RunConfig, facts: RunFacts) -> list[str]:

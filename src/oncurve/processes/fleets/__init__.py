@@ -1,11 +1,11 @@
 """Fleets: processes that are placed, watched and replaced, whatever they compute.
 
-fleet.py        the interface of a fleet, and the health of its processes as a state machine
-host_fleet.py   a fleet on this machine, forked from a nursery (nursery.py, host_nursery.py), over sockets (channel.py)
-                and shared memory (shared.py)
-ray_fleet.py    a fleet on the machines of a Ray cluster (ray_session.py), where a keeper (keeper.py) starts the process
-                that computes (kept.py)
-devices.py      which GPU each process has; ray_gpus.py: which one Ray must leave to the run's own process
+fleet.py        a fleet, which has a spawner of its processes; health.py: when they are started and ended
+host_fleet.py   the spawner on this machine: a nursery (nursery.py) forks the processes
+ray_fleet.py    the spawner on a Ray cluster (ray_session.py): keepers (keeper.py) start the processes
+serving.py      a process's side; recipe.py: how it makes its object
+channel.py      messages between both sides
+devices.py      which GPU each process has
 """
 
 from oncurve.processes.fleets.channel import ProcessorPickler as ProcessorPickler
@@ -17,16 +17,8 @@ from oncurve.processes.fleets.devices import (
     gpus_of as gpus_of,
     placed as placed,
 )
-from oncurve.processes.fleets.fleet import (
-    Ended as Ended,
-    Event as Event,
-    Failed as Failed,
-    Fleet as Fleet,
-    Health as Health,
-    Kill as Kill,
-    Replied as Replied,
-    Start as Start,
-)
+from oncurve.processes.fleets.fleet import Event as Event, Failed as Failed, Fleet as Fleet, Replied as Replied
+from oncurve.processes.fleets.health import Health as Health, Kill as Kill, ProcessEnded as ProcessEnded, Start as Start
 from oncurve.processes.fleets.host_fleet import HostFleet as HostFleet
 from oncurve.processes.fleets.ray_fleet import RayFleet as RayFleet
 from oncurve.processes.fleets.ray_session import check_address as check_address, missing as missing

@@ -29,7 +29,7 @@ class ProcessorPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles tensors as tensors of a processor: the process that reads them may have no GPU, or another."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """How `obj` is pickled."""
+        """Return how `obj` is pickled."""
         if type(obj) is Tensor and obj.device.type not in ("cpu", "meta"):
             return obj.detach().cpu().__reduce_ex__(2)  # type: ignore[no-untyped-call]
         return super().reducer_override(obj)
@@ -42,9 +42,8 @@ def pickled(message: Any) -> bytes:
     return file.getvalue()
 
 
-def framed(message: Any) -> bytes:
-    """A message as bytes, with its length before it."""
-    data = pickled(message)
+def framed(data: bytes) -> bytes:
+    """Return a pickled message with its length before it."""
     return bytes(_LENGTH.pack(len(data)) + data)
 
 
@@ -114,7 +113,7 @@ class Channel:
 class Sender:
     """Sends over a channel in a thread of its own, in order: whoever sends does not wait for the other end.
 
-    A message is pickled at once, so that its objects may change afterwards. What the other end has not taken is kept in
+    What the other end has not taken is kept in
     memory until it does, or until the channel is shut down.
     """
 
@@ -125,9 +124,9 @@ class Sender:
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def send(self, message: Any) -> None:
-        """Send `message` soon; a channel that is shut down loses it."""
-        self._messages.put(pickled(message))
+    def send_pickled(self, data: bytes) -> None:
+        """Send a message that is pickled already, soon; a channel that is shut down loses it."""
+        self._messages.put(data)
 
     def close(self, seconds: float) -> None:
         """End the thread, of which the channel must have been shut down. Twice is allowed."""

@@ -54,7 +54,7 @@ def gpus_of(device: torch.device) -> Gpus | None:
 
 
 def entries_of(visible: str | None, count: int) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls the `count` GPUs that a process sees where it is `visible`.
+    """Return what CUDA_VISIBLE_DEVICES calls the `count` GPUs that a process sees where it is `visible`.
 
     Example: `entries_of("4,6", 2)` is `["4", "6"]`, and `entries_of(None, 2)` is `["0", "1"]`.
     """

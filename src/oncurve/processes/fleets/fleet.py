@@ -1,9 +1,9 @@
-"""Fleets of processes that hold an object each, and their health.
+"""Fleets of processes that hold an object each.
 
     fleet.up()                                 the processes that can be called
     handle = fleet.put(pieces)                 bytes for several processes, as an argument of their calls
     number = fleet.call(process, "name", ...)  call a method of a process's object; calls are done in order
-    for event in fleet.wait(seconds): ...      Replied, Failed or Ended, as they come
+    for event in fleet.wait(seconds): ...      Replied, Failed or ProcessEnded, as they come
     fleet.kill(process, cause)                 end it; another takes its place
 
 A fleet has *places*. The process of a place that ended is replaced, at once the first time and later after a pause; a
@@ -11,38 +11,30 @@ place whose processes end again and again is put in quarantine: it stays empty f
 so on up to a limit. A process is a number that is never used again, so that nothing which an earlier process of the
 same place has said passes for the present one's.
 
-`Health` decides this and does nothing itself: it is told what happens and when, and answers with orders. So all its
-cases can be tested without a process and without a clock, and every kind of fleet behaves the same.
+`Health` decides what is started and ended, and a `Spawner` does it: on this machine, or on those of a Ray cluster.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-import time
-from abc import abstractmethod
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from oncurve.base.closing import Closing
-from oncurve.base.errors import TrainingError
+from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.parallel import Meeting
+from oncurve.processes.causes import in_a_line
+from oncurve.processes.fleets.channel import pickled
+from oncurve.processes.fleets.health import Health, ListeningClock, Order, ProcessEnded, Start
 
-PAUSES = (0.0, 0.0, 2.0)
-"""Seconds before a place gets a process, by the number of recent deaths."""
+START_SECONDS = 600.0
+"""For importing everything and making the object; a fork of it takes milliseconds."""
 
-DEATHS, WITHIN_SECONDS = 3, 60.0
-"""A place is put in quarantine after so many deaths within this time."""
-
-QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS = 60.0, 960.0
-"""The length of a place's first quarantine, and of the longest; each is twice as long as the one before it."""
-
-FORGIVEN_SECONDS = 600.0
-"""After a process has been up for so long, the next quarantine of its place is the shortest one."""
-
-LONGEST_TURN_SECONDS = 1.0
-"""Of the seconds between two rounds of listening, no more can pass for silence."""
+_TURN_SECONDS, _THREAD_SECONDS = 0.25, 60.0
 
 
 @dataclass(frozen=True)
@@ -64,46 +56,119 @@ class Failed:
     lost: bool
 
 
-@dataclass(frozen=True)
-class Ended:
-    """`process` has ended, and `cause` is the first thing that went wrong with it.
+Event = Replied | Failed | ProcessEnded
+News = Iterable[tuple[int, tuple[Any, ...]]]
+"""Messages of processes, by their numbers: ("beat",), ("up", ...), ("replied", ...), ("failed", ...), and last
+("ended", cause), with a third word where the cause is told already."""
 
-    quarantine   seconds for which its place stays empty; 0 where another process follows soon
+
+class Spawner(Protocol):
+    """Starts the processes of a fleet, talks to them, and notices their end. It does not refer to the fleet.
+
+    All but `wait` and `put` is called under the fleet's lock, and returns at once.
     """
 
-    process: int
-    cause: str
-    quarantine: float = 0.0
+    gone: TrainingError | None
+    """Why no process can be reached any more."""
 
     @property
-    def consequence(self) -> str:
-        """The quarantine, as the end of a message: empty where there is none."""
-        if not self.quarantine:
-            return ""
-        return f"; after {DEATHS} deaths in a minute its place stays empty for {self.quarantine:g} seconds"
-
-
-Event = Replied | Failed | Ended
-
-
-class Fleet(Protocol):
-    """Processes on one machine or several. No method waits without a limit.
-
-    `up`, `settled` and `wait` raise TrainingError where no process can be reached any more, and none will be.
-    """
-
-    def up(self) -> list[int]:
-        """The processes that can be called, by their places."""
-
-    def settled(self, seconds: float) -> list[int]:
-        """`up()`, as soon as no process is starting; after so many `seconds` in any case.
-
-        Raises ConfigError: the first processes cannot start.
-        """
+    def failure(self) -> str | None:
+        """Why no process can be started, where none ever was."""
+        ...
 
     @property
     def quarantined(self) -> bool:
-        """Whether every place is in quarantine: no process is up, and none will be soon."""
+        """Return whether it starts nothing for a while."""
+        ...
+
+    def soon(self, starting: bool) -> bool:
+        """Return whether to wait for processes, which are `starting` or not."""
+        ...
+
+    def start(self, process: int, place: int) -> None:
+        """Start a process as soon as that is possible."""
+
+    def queued(self) -> Iterable[int]:
+        """The processes that wait for their start."""
+        ...
+
+    def send(self, process: int, number: int, arguments: tuple[Any, ...], data: bytes) -> None:
+        """Send a call with its number and `arguments`, which is pickled in `data`."""
+
+    def kill(self, process: int) -> None:
+        """End a process. News of its end follow."""
+
+    def wait(self, seconds: float) -> Any:
+        """Wait until there may be news; return what `news` needs."""
+
+    def news(self, ready: Any, now: float) -> News:
+        """Return what has come, and has ended."""
+        ...
+
+    def put(self, pieces: Iterable[memoryview]) -> Any:
+        """A handle of these bytes. Raises OSError: there is no room for them."""
+
+    def meeting(self) -> Meeting:
+        """A new place where this process and those of the fleet can find each other."""
+        ...
+
+    def wake(self) -> None:
+        """Make `wait` return: the fleet is about to be closed. Any thread may call it."""
+
+    def close(self) -> None:
+        """End all processes. No other method is called at the same time, or after it."""
+
+
+class Fleet(Closing):
+    """`places` processes, each with an object. No method waits without a limit.
+
+    silence_seconds  a process that says nothing for so long is killed and replaced
+
+    The processes start in the background. They end with `close()`, when the fleet is garbage-collected, and when this
+    process dies, however it dies. A thread serves them, also while the training thread computes or waits for a rank.
+    `up`, `settled` and `wait` raise TrainingError where no process can be reached any more, and none will be.
+    """
+
+    def __init__(self, spawner: Spawner, places: int, silence_seconds: float) -> None:
+        self._spawner = spawner
+        self._health = Health(places, silence_seconds, START_SECONDS)
+        self._clock = ListeningClock()
+        self._events: deque[Event] = deque()
+        self._changed = threading.Condition()  # guards all of it, and the spawner
+        self._numbers = 0
+        self._failed: TrainingError | None = None
+        self._over = threading.Event()
+        thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._over), daemon=True)
+        self._end = weakref.finalize(self, _end, self._over, thread, spawner, os.getpid())
+        thread.start()
+
+    def up(self) -> list[int]:
+        """The processes that can be called, by their places."""
+        with self._changed:
+            self._require()
+            return self._health.up
+
+    def settled(self, seconds: float) -> list[int]:
+        """`up()`, as soon as no process is about to start; after so many `seconds` in any case.
+
+        Raises ConfigError: the first processes cannot start.
+        """
+        with self._changed:
+            self._changed.wait_for(self._is_settled, seconds)
+            self._require()
+            if self._spawner.failure is not None:
+                raise ConfigError(f"cluster.kind: the processes cannot start: {self._spawner.failure}")
+            return self._health.up
+
+    def _is_settled(self) -> bool:
+        failed = self._spawner.failure is not None or self._gone is not None
+        return failed or not self._spawner.soon(self._health.starting)
+
+    @property
+    def quarantined(self) -> bool:
+        """Return whether every place is in quarantine: no process is up, and none will be soon."""
+        with self._changed:
+            return self._spawner.quarantined or self._health.quarantined
 
     def put(self, pieces: Iterable[memoryview]) -> Any:
         """A handle of these bytes, which are copied once per machine. Given to `call` as an argument, it arrives at the
@@ -111,203 +176,21 @@ class Fleet(Protocol):
 
         Each piece may be overwritten when the next one is asked for. Raises OSError: there is no room for them.
         """
+        return self._spawner.put(pieces)
 
     def call(self, process: int, method: str, *arguments: Any) -> int:
         """Call a method of the object of `process`; the number of the call. A process that has ended answers nothing,
-        and an `Ended` of it comes, or has come."""
-
-    def wait(self, seconds: float) -> list[Event]:
-        """What has happened since the last call, in order; after so many `seconds` perhaps nothing."""
-
-    def kill(self, process: int, cause: str) -> None:
-        """End a process because of `cause`; another takes its place."""
-
-    def meeting(self) -> Meeting:
-        """A new place where this process and those of the fleet can find each other."""
-
-    def close(self) -> None:
-        """End all processes. Twice is allowed."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """Order: start a process with the number `process` in `place`."""
-
-    place: int
-    process: int
-
-
-@dataclass(frozen=True)
-class Kill:
-    """Order: end `process`, because of `cause`."""
-
-    process: int
-    cause: str
-
-
-Order = Start | Kill
-_EMPTY = ("resting", "quarantined")
-Phase = Literal["resting", "starting", "up", "dying", "quarantined"]
-
-
-@dataclass
-class _Place:
-    """What is known of a place.
-
-    since        of its phase
-    heard        when its process last said something
-    up_at        since when its process is up
-    quarantines  in a row
-    """
-
-    phase: Phase = "resting"
-    process: int = -1
-    since: float = 0.0
-    heard: float = 0.0
-    cause: str | None = None
-    deaths: list[float] = field(default_factory=list)
-    quarantines: int = 0
-    up_at: float | None = None
-
-    @property
-    def quarantine(self) -> float:
-        """Seconds of the present, or the last, quarantine."""
-        return min(LONGEST_QUARANTINE_SECONDS, QUARANTINE_SECONDS * 2.0 ** min(self.quarantines - 1, 10))
-
-    @property
-    def pause(self) -> float:
-        """Seconds for which the place stays empty."""
-        return self.quarantine if self.phase == "quarantined" else PAUSES[len(self.deaths)]
-
-
-class Health:
-    """The states of a fleet's places, as a state machine: events and the time in, orders out.
-
-        resting --pause over: Start--> starting --is_up--> up --has_ended--> resting, or quarantined
-        starting, up --silent for too long: Kill--> dying --has_ended--> ...
-        quarantined --its time over: Start--> starting
-
-    `now` is any clock's seconds, the same one throughout.
-    """
-
-    def __init__(self, places: int, silence_seconds: float, start_seconds: float) -> None:
-        """`silence_seconds`: a process that says nothing for so long hangs. `start_seconds`: it must be up by then."""
-        self._places = [_Place() for _ in range(places)]
-        self._silence, self._start = silence_seconds, start_seconds
-        self._processes = 0
-
-    @property
-    def up(self) -> list[int]:
-        """The processes that can be called, by place."""
-        return [place.process for place in self._places if place.phase == "up"]
-
-    @property
-    def starting(self) -> bool:
-        """Whether a process is starting, or about to be."""
-        soon = [place for place in self._places if place.phase == "resting" and not place.pause]
-        return bool(soon) or any(place.phase in ("starting", "dying") for place in self._places)
-
-    @property
-    def quarantined(self) -> bool:
-        """Whether every place is in quarantine."""
-        return all(place.phase == "quarantined" for place in self._places)
-
-    def is_up(self, process: int, now: float) -> None:
-        """`process` has started."""
-        for place in self._of(process, "starting"):
-            place.phase, place.since, place.heard, place.up_at = "up", now, now, now
-
-    def heard(self, process: int, now: float) -> None:
-        """`process` has said something."""
-        for place in self._of(process, "starting", "up"):
-            place.heard = now
-
-    def condemn(self, process: int, cause: str) -> list[Order]:
-        """`process` is to end, because of `cause`: the first cause is kept."""
-        orders: list[Order] = []
-        for place in self._of(process, "starting", "up"):
-            place.phase, place.cause = "dying", cause
-            orders.append(Kill(process, cause))
-        return orders
-
-    def has_ended(self, process: int, cause: str, now: float) -> Ended | None:
-        """`process` has ended, as far as is known because of `cause`; what to say of it, None: it is known already."""
-        for place in self._of(process, "starting", "up", "dying"):
-            first = place.cause or cause
-            place.deaths = [when for when in place.deaths if now - when < WITHIN_SECONDS] + [now]
-            if place.up_at is not None and now - place.up_at >= FORGIVEN_SECONDS:
-                place.quarantines = 0
-            place.process, place.since, place.cause, place.up_at = -1, now, None, None
-            if len(place.deaths) < DEATHS:
-                place.phase = "resting"
-                return Ended(process, first)
-            place.phase, place.deaths = "quarantined", []
-            place.quarantines += 1
-            return Ended(process, first, place.quarantine)
-        return None
-
-    def orders(self, now: float) -> list[Order]:
-        """What is to be done now."""
-        found: list[Order] = []
-        for number, place in enumerate(self._places):
-            if place.phase in _EMPTY and now >= place.since + place.pause:
-                place.phase, place.process, place.since, place.heard = "starting", self._processes, now, now
-                self._processes += 1
-                found.append(Start(number, place.process))
-            elif place.phase == "starting" and now - place.since > self._start:
-                found += self.condemn(place.process, f"it did not start within {self._start:g} seconds")
-            elif place.phase == "up" and now - place.heard > self._silence:
-                found += self.condemn(
-                    place.process,
-                    f"it hangs or was stopped: silent for {self._silence:g} seconds (cluster.silence_seconds)",
-                )
-        return found
-
-    def _of(self, process: int, *phases: Phase) -> Sequence[_Place]:
-        return [place for place in self._places if place.process == process >= 0 and place.phase in phases]
-
-
-class ListeningClock:
-    """Seconds for which this process has listened, `now`, as of the last `turn`.
-
-    A turn counts for one second at most: a process that was stopped (Ctrl-Z), or waited for a processor, finds messages
-    that it has not read, and their senders were not silent. `clock_seconds` is a monotonic clock (for tests).
-    """
-
-    def __init__(self, clock_seconds: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock_seconds
-        self._read, self.now = clock_seconds(), 0.0
-
-    def turn(self) -> None:
-        """A round of listening has ended."""
-        before, self._read = self._read, self._clock()
-        self.now += min(self._read - before, LONGEST_TURN_SECONDS)
-
-
-class WatchedFleet(Closing):
-    """The part of a fleet that is the same wherever its processes are. `Health` decides, and a thread of the fleet
-    tells it what happens; all of it is guarded by `_changed`. Its times are those of `_clock`."""
-
-    def __init__(self, health: Health) -> None:
-        self._health = health
-        self._clock = ListeningClock()
-        self._events: deque[Event] = deque()
-        self._changed = threading.Condition()
-        self._gone: TrainingError | None = None
-
-    def up(self) -> list[int]:
-        """The processes that can be called, by their places. Raises TrainingError: none of them ever can again."""
+        and an `ProcessEnded` of it comes, or has come."""
         with self._changed:
-            self._require()
-            return self._health.up
-
-    def _require(self) -> None:
-        if self._gone is not None:
-            raise self._gone
+            self._numbers += 1
+            number = self._numbers
+        data = pickled((number, method, arguments))
+        with self._changed:
+            self._spawner.send(process, number, arguments, data)
+        return number
 
     def wait(self, seconds: float) -> list[Event]:
-        """What has happened since the last call, in order; after so many `seconds` perhaps nothing. Raises
-        TrainingError: no process can be reached any more."""
+        """Return what has happened since the last call, in order; after so many `seconds` perhaps nothing."""
         with self._changed:
             self._changed.wait_for(lambda: self._events or self._gone is not None, seconds)
             self._require()
@@ -320,20 +203,85 @@ class WatchedFleet(Closing):
         with self._changed:
             self._obey(self._health.condemn(process, cause))
 
-    @abstractmethod
-    def _obey(self, orders: list[Order]) -> None:
-        """Start and end processes."""
+    def meeting(self) -> Meeting:
+        """A new place where this process and those of the fleet can find each other. Raises LostRankError."""
+        return self._spawner.meeting()
+
+    def close(self) -> None:
+        """End all processes. Twice is allowed."""
+        self._end()
+
+    def turn(self) -> None:
+        """One round of the thread: wait shortly for something to read, and act on it.
+
+        What the processes have said is read before their silence is measured.
+        """
+        ready = self._spawner.wait(_TURN_SECONDS)
+        with self._changed:
+            if self._over.is_set():
+                return
+            self._clock.turn()
+            now = self._clock.now
+            for process, message in self._spawner.news(ready, now):
+                self._hear(process, message, now)
+            for process in self._spawner.queued():
+                self._health.is_queued(process, now)
+            self._obey(self._health.orders(now))
+            self._changed.notify_all()
+
+    def _hear(self, process: int, message: tuple[Any, ...], now: float) -> None:
+        self._health.heard(process, now)
+        match message:
+            case ("up", *_):
+                self._health.is_up(process, now)
+            case ("replied", call, value):
+                self._events.append(Replied(process, call, value))
+            case ("failed", call, words, lost):
+                self._events.append(Failed(process, call, words, lost))
+                self._obey([] if lost else self._health.condemn(process, words))
+            case ("ended", cause, *told):
+                ended = self._health.has_ended(process, cause, now)
+                if ended is not None:
+                    self._events.append(replace(ended, told=bool(told)))
+
+    def _obey(self, orders: Iterable[Order]) -> None:
+        for order in orders:
+            if isinstance(order, Start):
+                self._spawner.start(order.process, order.place)
+            else:
+                self._spawner.kill(order.process)
+
+    def fail(self, error: Exception) -> None:
+        """Note why the thread has ended: no process is served any more."""
+        with self._changed:
+            self._failed = TrainingError(f"the other processes cannot be served any more: {in_a_line(error)}")
+            self._changed.notify_all()
+
+    @property
+    def _gone(self) -> TrainingError | None:
+        return self._failed or self._spawner.gone
+
+    def _require(self) -> None:
+        if (gone := self._gone) is not None:
+            raise gone
 
 
-def act_on(message: Sequence[Any], process: int, health: Health, events: deque[Event], now: float) -> list[Order]:
-    """Note what `process` has said: ("beat",), ("up", ...), ("replied", ...) or ("failed", ...); what is to be done."""
-    health.heard(process, now)
-    match message:
-        case ("up", *_):
-            health.is_up(process, now)
-        case ("replied", call, value):
-            events.append(Replied(process, call, value))
-        case ("failed", call, words, lost):
-            events.append(Failed(process, call, words, lost))
-            return [] if lost else health.condemn(process, words)
-    return []
+def _serve(reference: weakref.ref[Fleet], over: threading.Event) -> None:
+    """The thread: it holds the fleet for one turn at a time, so that it can be garbage-collected."""
+    while not over.is_set() and (fleet := reference()) is not None:
+        try:
+            fleet.turn()
+        except Exception as error:
+            fleet.fail(error)
+            return
+        del fleet
+
+
+def _end(over: threading.Event, thread: threading.Thread, spawner: Spawner, owner: int) -> None:
+    """End the thread, which may be starting something, and then all processes."""
+    over.set()
+    if os.getpid() == owner:  # in a forked copy of this process they are not its own
+        spawner.wake()
+        if thread.is_alive() and thread is not threading.current_thread():  # garbage is collected in any thread
+            thread.join(_THREAD_SECONDS)
+        spawner.close()

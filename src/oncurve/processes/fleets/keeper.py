@@ -1,4 +1,4 @@
-"""A keeper: the light process that Ray starts on a machine, and which starts the one that computes (kept.py)."""
+"""A keeper: the light process that Ray starts on a machine, and which starts the one that computes (serving.py)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import contextlib
 import os
 import re
 import select
-import signal
 import socket
 import subprocess
 import sys
-import threading
 from typing import Any
 
 
@@ -20,35 +18,37 @@ def keeper_class() -> type:
     class Keeper:
         """Starts a process, passes bytes on, and says how the process has ended."""
 
-        def __init__(self, boot: str, source: str, recipe: bytes, environment: dict[str, str]) -> None:
+        def __init__(self, target: str, source: str, recipe: bytes, environment: dict[str, str]) -> None:
+            sys.path.append(source)
+            from oncurve.processes.spawn import feed, start_python
+
             self.memories: dict[bytes, int] = {}
             self.end, theirs = socket.socketpair()
             self.end.settimeout(600.0)
             with theirs:
-                self.child = subprocess.Popen(
-                    [sys.executable, "-P", "-c", boot, source, str(theirs.fileno())],
+                self.child = start_python(
+                    target,
+                    str(theirs.fileno()),
+                    str(os.getpid()),
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
                     env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
                 )
-            threading.Thread(target=self.feed, args=(recipe,), daemon=True).start()
-
-        def feed(self, recipe: bytes) -> None:
-            assert self.child.stdin is not None
-            with contextlib.suppress(OSError), self.child.stdin as stdin:  # it ended early: `listen` says so
-                stdin.write(recipe)
+            feed(self.child, recipe)
 
         def send(self, data: bytes, token: bytes = b"", untaken: tuple[bytes, ...] = (), *pieces: Any) -> None:
             """Pass `data` on; with `pieces` in memory that the process reads, whose number takes the token's place.
 
             The memory of other tokens is freed, unless they are among the `untaken`, which the process may still read.
             """
+            from oncurve.processes.shared import write_pieces
+
             if token:
                 for other in self.memories.keys() - {token, *untaken}:
                     os.close(self.memories.pop(other))
                 if token not in self.memories:
-                    self.memories[token] = in_memory(pieces)
+                    self.memories[token] = os.memfd_create("oncurve")
+                    write_pieces(self.memories[token], map(memoryview, pieces))
                 data = data.replace(token, b"%016d" % self.memories[token])
             try:
                 self.end.sendall(data)
@@ -56,52 +56,25 @@ def keeper_class() -> type:
                 self.child.kill()
 
         def listen(self) -> tuple[bytes, str | None]:
-            """What the process has said, after a second perhaps nothing; and how it has ended, if it has."""
+            """Return what the process has said, after a second perhaps nothing; and how it has ended, if it has."""
+            from oncurve.processes.spawn import ending
+
             said, seconds = bytearray(), 1.0
             while len(said) < 1 << 24 and select.select([self.end], [], [], seconds)[0]:
                 data = b""
                 with contextlib.suppress(OSError):
                     data = self.end.recv(1 << 20)
                 if not data:
-                    return bytes(said), ended(self.child)
+                    return bytes(said), ending(self.child)
                 said += data
                 seconds = 0.0
             return bytes(said), None
 
-    ended, in_memory = _sent_along()
     return Keeper
 
 
-def _sent_along() -> Any:
-    """How a process has ended, and pieces as memory with a descriptor: functions that are sent by value, too."""
-
-    def in_memory(pieces: Any) -> int:
-        memory = os.memfd_create("oncurve")
-        for piece in pieces:
-            left = memoryview(piece)
-            while left:
-                left = left[os.write(memory, left) :]
-        return memory
-
-    def ended(child: subprocess.Popen[bytes]) -> str:
-        """How it has ended, in words; after five seconds it is ended."""
-        try:
-            code = child.wait(5.0)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # this process ends before it, then
-                child.wait(5.0)
-            return "it closed its connection and did not end"
-        if code >= 0:
-            return f"it ended with exit code {code}"
-        names = {number.value: number.name for number in signal.Signals}
-        return f"it was killed by signal {names.get(-code, str(-code))}"
-
-    return ended, in_memory
-
-
 def cause_of(error: BaseException) -> str:
-    """What has happened to a keeper, as Ray's `error` says it, in one line."""
+    """Return what has happened to a keeper, as Ray's `error` says it, in one line."""
     text = str(error)
     found = re.search(r"^\s*ip: (\S+)", text, re.MULTILINE)
     where = f"on {found[1]} " if found else ""

@@ -19,7 +19,6 @@ nursery.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import select
@@ -27,42 +26,127 @@ import shutil
 import signal
 import socket
 import sys
-import threading
-from queue import Empty, SimpleQueue
-from typing import Any, NoReturn
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NoReturn
 
-import cloudpickle
+from oncurve.base.closing import reap
+from oncurve.base.output import complain, worker_stderr
+from oncurve.processes.causes import how_it_ended, last_words
+from oncurve.processes.fleets.devices import VISIBLE
+from oncurve.processes.fleets.recipe import made_here
+from oncurve.processes.fleets.serving import BEAT_SECONDS, SEND_SECONDS, explained, serve
+from oncurve.processes.spawn import FOR_THE_RUN, end_with, start_python, unblock
 
-from oncurve.base.errors import OncurveError
-from oncurve.base.output import complain
-from oncurve.parallel import LostRankError
-from oncurve.processes.fleets.channel import Channel, ClosedError
-from oncurve.processes.pool import in_a_line, last_words
-
-BEAT_SECONDS = 1.0
-FOR_THE_RUN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that are for the run's own process, also where a scheduler or a terminal sends them to all its processes."""
-
-_PR_SET_PDEATHSIG = 1
-_SEND_SECONDS = 600.0
-_TURN_SECONDS = 60.0
 _LONGEST_MESSAGE = 1 << 12
+_MOMENT_SECONDS, _END_SECONDS = 0.5, 5.0
+_NO_GPUS = {VISIBLE: "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
-def main(control: int, folder: str) -> NoReturn:
+class HostNursery:
+    """A nursery that is started at once, with a `recipe` of its object: a file, which is read from its beginning. When
+    the fleet ends, however it ends, the nursery removes its `folder`.
+
+    With `hide_gpus` it sees none: CUDA must not be touched before its processes are forked and see their own.
+    """
+
+    def __init__(self, recipe: IO[bytes], folder: Path, hide_gpus: bool = False) -> None:
+        recipe.seek(0)
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.settimeout(0.0)  # the nursery may wait until it is read from, and its reader is this process
+        with theirs:
+            self._process = start_python(
+                "oncurve.processes.fleets.nursery:main",
+                str(theirs.fileno()),
+                str(folder),
+                pass_fds=(theirs.fileno(),),
+                stdin=recipe,
+                stderr=worker_stderr(),
+                process_group=0,  # Ctrl-C in the terminal is for this process, which ends the others in order
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(_NO_GPUS if hide_gpus else {})},
+            )
+
+    def fork(self, number: int, gpus: str = "") -> socket.socket:
+        """This end of the connection to a process that is to be forked, and to see these `gpus`.
+
+        Raises BlockingIOError: it has enough to do for now. OSError: the nursery has ended.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self.control, [f"{number} {gpus}".encode()], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise
+        return ours
+
+    def heard(self) -> Iterator[list[str]]:
+        """The words of each message that has come; a last one without words: it has ended."""
+        words = ["beat"]
+        while words:
+            try:
+                words = [word for word in self.control.recv(1 << 13).decode(errors="replace").split("\0") if word]
+            except BlockingIOError:
+                return
+            except OSError:
+                words = []
+            yield words
+
+    def kill(self) -> None:
+        """End it and its processes at once, the stopped ones too."""
+        if self._process.returncode is None:  # until it is waited for, no other group can have its number
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def bury(self) -> str:
+        """End what is left of it, of which the control socket is closed; how it has ended."""
+        if self._process.returncode is None:
+            self._has_exited(_MOMENT_SECONDS)  # of itself, so that its exit code is its own
+        self.kill()  # its processes; it is not waited for yet
+        code = reap(self._process, _END_SECONDS)
+        self.control.close()
+        return how_it_ended(code) if code is not None else "it cannot be ended"
+
+    def shut(self) -> None:
+        """Have it end its processes and itself: both ends of the control socket see that it is shut. Twice is
+        allowed."""
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Shut it, and kill what has not ended within a few seconds."""
+        self.shut()
+        if self._process.returncode is None:
+            self._has_exited(_END_SECONDS)
+        self.bury()
+
+    def _has_exited(self, seconds: float) -> bool:
+        """Return whether it ends within so many seconds. It stays a zombie, so that its group keeps its number."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(ChildProcessError):  # it is buried already
+            while not os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.01)
+        return True
+
+
+def main(descriptor: str, folder: str) -> NoReturn:
     """The nursery's life, over the control socket with this descriptor. The object's recipe comes on standard input.
     When the other end is closed, because its process was killed or has no more use for it, it removes the `folder`."""
+    control = int(descriptor)
     end = socket.socket(fileno=control)
     end.set_inheritable(False)
-    end.settimeout(_SEND_SECONDS)
+    end.settimeout(SEND_SECONDS)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     for number in (signal.SIGCHLD, *FOR_THE_RUN):
         signal.signal(number, lambda *ignored: None)  # not SIG_IGN, which programs that are started here would inherit
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_RUN)
+    unblock()
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     try:
-        made = _made()
+        made, _ = made_here(same_machine=True)
     except BaseException as error:
         _tell(end, "failed", explained(error))
         os._exit(1)
@@ -92,20 +176,6 @@ def main(control: int, folder: str) -> NoReturn:
     os._exit(0)
 
 
-def _made() -> Any:
-    """The object of which this is the nursery."""
-    import torch
-
-    torch.set_num_threads(1)  # threads do not survive a fork
-    recipe = cloudpickle.load(sys.stdin.buffer)
-    sys.path[:] = recipe["path"]
-    from oncurve.base.imports import import_file
-
-    for file in recipe["files"]:
-        import_file(file)
-    return cloudpickle.loads(recipe["make"])()
-
-
 def _bury(end: socket.socket, running: dict[int, int]) -> None:
     """Tell the fleet of the processes that have ended, and how."""
     while running:
@@ -114,18 +184,6 @@ def _bury(end: socket.socket, running: dict[int, int]) -> None:
             return
         code = os.waitstatus_to_exitcode(status)
         _tell(end, "ended", str(running.pop(child)), how_it_ended(code))
-
-
-def how_it_ended(code: int) -> str:
-    """An exit code in words."""
-    return f"it ended with exit code {code}" if code >= 0 else f"it was killed by signal {_name(-code)}"
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
 
 
 def _tell(end: socket.socket, *words: str) -> None:
@@ -142,10 +200,7 @@ def _fork(made: Any, descriptor: int, control: socket.socket, gpus: str) -> int:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        with contextlib.suppress(OSError, AttributeError):  # not Linux
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != nursery:
-            os._exit(0)
+        end_with(nursery)
         control.close()
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # CUDA reads it when it is first used
@@ -154,57 +209,3 @@ def _fork(made: Any, descriptor: int, control: socket.socket, gpus: str) -> int:
         complain(last_words(error))
         sys.stderr.flush()
     os._exit(1)
-
-
-def serve(made: Any, end: socket.socket, remark: str = "") -> NoReturn:
-    """Do the calls that come on the socket, in order, until it is closed. `made.begin()` is called first; the `remark`
-    is sent with the message that this process is up."""
-    channel = Channel(end, _SEND_SECONDS)
-    calls: SimpleQueue[Any] = SimpleQueue()
-    threading.Thread(target=_beat, args=(channel,), daemon=True).start()
-    threading.Thread(target=_listen, args=(channel, calls), daemon=True).start()
-    made.begin()
-    channel.send(("up", os.getpid(), remark))
-    while True:
-        try:
-            number, method, arguments = calls.get(timeout=_TURN_SECONDS)
-        except Empty:
-            continue
-        answer: tuple[Any, ...]
-        try:
-            answer = ("replied", number, getattr(made, method)(*arguments))
-        except LostRankError as error:
-            answer = ("failed", number, str(error), True)
-        except BaseException as error:
-            channel.send(("failed", number, explained(error), False))
-            os._exit(1)  # it may have left something half done
-        channel.send(answer)
-
-
-def explained(error: BaseException) -> str:
-    """What an error says, for a sentence of the run. Where it began is said on standard error, unless it is one that is
-    raised on purpose."""
-    if not isinstance(error, OncurveError):
-        complain(last_words(error))
-    return in_a_line(error)
-
-
-def _beat(channel: Channel) -> None:
-    """Say that this process lives, whatever its other thread does. A stopped process says nothing."""
-    waiting = threading.Event()
-    while True:
-        try:
-            channel.send(("beat",))
-        except ClosedError:
-            os._exit(0)
-        waiting.wait(BEAT_SECONDS)
-
-
-def _listen(channel: Channel, calls: SimpleQueue[Any]) -> None:
-    """Put the calls that come into `calls`; end this process where the channel is closed."""
-    while True:
-        try:
-            for message in channel.arrived():
-                calls.put(message)
-        except ClosedError:
-            os._exit(0)  # also in the middle of a call: its result is of no use any more

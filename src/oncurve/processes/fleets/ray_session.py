@@ -24,7 +24,10 @@ import psutil
 
 from oncurve.base.errors import ConfigError
 from oncurve.base.output import urgent
-from oncurve.processes.fleets.ray_gpus import take_gpu
+from oncurve.processes.fleets.devices import VISIBLE
+
+TAKE_SECONDS = 60.0
+"""In which a GPU that is free is found among those of this machine."""
 
 _PROBE_SECONDS = 10.0
 _ASK_SECONDS = 2.0
@@ -47,7 +50,7 @@ class _Session:
         self._lock = threading.Lock()
         self._users = self._room = 0
         self._own = False
-        self._held: _Held | None = None
+        self._held: _RayThread | None = None
         self._token = ""
         self._ray: Any = None
         self._held_gpus: dict[str, Any] = {}
@@ -125,7 +128,7 @@ class _Session:
             settings |= {"num_cpus": 1, "include_dashboard": False, "object_store_memory": room}
         start = functools.partial(self._ray.init, address=address or "local", **settings)
         try:
-            self._held = _Held(start, self._ray.shutdown)
+            self._held = _RayThread(start, self._ray.shutdown)
         except Exception as error:
             what = f"Ray at {address} cannot be used" if address else "Ray cannot be started on this machine"
             raise ConfigError(f"cluster.address: {what}: {_first_line(error)}") from error
@@ -137,7 +140,7 @@ class _Session:
 
 
 SESSION = _Session()
-"""Of this process."""
+"""The session of this process."""
 
 
 def _imported() -> Any:
@@ -188,7 +191,7 @@ def check_address(address: str) -> None:
         ) from error
 
 
-class _Held:
+class _RayThread:
     """Ray, started and ended by one thread. It lives as long as Ray does: the kernel ends what it has started with it.
     In the main thread Ray would take SIGTERM for itself."""
 
@@ -237,3 +240,52 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+
+
+def take_gpu(ray: Any, entry: str, seconds: float = TAKE_SECONDS) -> Any:
+    """Return an actor that has the GPU which CUDA_VISIBLE_DEVICES of this process calls `entry`; `ray.kill` frees it.
+
+    Ray knows nothing of a process that it has not started, and would give its GPU to another one. So an actor that does
+    nothing takes it as long as the run uses the cluster.
+    Ray chooses which GPU an actor gets, so they are taken one by one, and those that are not wanted are given back.
+
+    Raises ConfigError: Ray has no free GPU of this name here.
+    """
+    strategies = ray.util.scheduling_strategies
+    here = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    holder = ray.remote(num_cpus=0, num_gpus=1, max_restarts=0, scheduling_strategy=here)(_holder_class())
+    others, found, until = [], None, time.monotonic() + seconds
+    try:
+        while found is None:
+            taken = holder.remote(VISIBLE)
+            others.append(taken)
+            if ray.get(taken.card.remote(), timeout=max(0.1, until - time.monotonic())) == entry:
+                found = others.pop()
+    except ray.exceptions.RayError as error:
+        raise ConfigError(
+            f"cluster.address: this process computes on GPU {entry}, which Ray cannot keep for it within {seconds:g} "
+            f"seconds: it is in use, or Ray was started without it; set {VISIBLE} to a GPU of this machine that Ray "
+            "has free"
+        ) from error
+    finally:
+        for other in others:
+            with contextlib.suppress(Exception):  # it has ended
+                ray.kill(other, no_restart=True)
+    return found
+
+
+def _holder_class() -> type:
+    """Defined here so that Ray sends it by value: its process imports nothing of oncurve."""
+
+    class Holder:
+        """Has a GPU and leaves it alone."""
+
+        def __init__(self, variable: str) -> None:
+            self.variable = variable
+
+        def card(self) -> str:
+            import os
+
+            return os.environ.get(self.variable, "")
+
+    return Holder

@@ -19,11 +19,6 @@ from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.processes.pool.pool import Job as Job, WorkerPool as WorkerPool
-    from oncurve.processes.pool.serve import (
-        in_a_line as in_a_line,
-        kind_of_fault as kind_of_fault,
-        last_words as last_words,
-    )
     from oncurve.processes.pool.worker import Reply as Reply
 
 __getattr__, _ = lazily(__name__)  # a worker imports its own side alone

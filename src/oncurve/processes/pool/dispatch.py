@@ -1,7 +1,7 @@
 """The thread between a pool's callers and its workers: it sends items, watches deadlines and replaces workers.
 
 It is a thread, so that workers are served, and killed when they hang, while the training thread is busy. Callers send
-it functions to call through a queue, and read the replies from their `Work` when that is complete.
+it functions to call through a queue, and read the replies from their `PoolWork` when that is complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from oncurve.base.errors import ConfigError
-from oncurve.processes.pool.worker import Item, Reply, Start, Work, Worker
+from oncurve.processes.pool.worker import PoolItem, PoolWork, PoolWorker, Reply, WorkerStart
 
 LARGEST_CHUNK = 64
 _TURN_SECONDS = 60.0  # a new order wakes the thread before
@@ -38,16 +38,16 @@ class Dispatcher:
     Raises OSError where processes cannot be started.
     """
 
-    def __init__(self, start: Start, processes: int) -> None:
-        self.workers: list[Worker] = []
+    def __init__(self, start: WorkerStart, processes: int) -> None:
+        self.workers: list[PoolWorker] = []
         self.about: Any = None
         self.error: BaseException | None = None
         self.loaded = threading.Event()
         self._start = start
         self._killed_while_loading = False
         self._idle_deaths = 0
-        self._waiting: deque[Item] = deque()
-        self._awaited: list[Work] = []
+        self._waiting: deque[PoolItem] = deque()
+        self._awaited: list[PoolWork] = []
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._woken, self._wake = os.pipe()
         for descriptor in (self._woken, self._wake):
@@ -61,7 +61,7 @@ class Dispatcher:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread still runs."""
+        """Return whether the thread still runs."""
         return self._thread.is_alive()
 
     def do(self, order: Callable[[], None] | None) -> None:
@@ -77,19 +77,19 @@ class Dispatcher:
         if threading.current_thread() is not self._thread:  # the garbage collector calls from any thread
             self._thread.join(_END_SECONDS)
 
-    def add(self, work: Work, encoded: list[str]) -> None:
+    def add(self, work: PoolWork, encoded: list[str]) -> None:
         """Append items of `work` to those that wait."""
-        self._waiting.extend(Item(work, work.given + number, text) for number, text in enumerate(encoded))
+        self._waiting.extend(PoolItem(work, work.given + number, text) for number, text in enumerate(encoded))
         work.given += len(encoded)
 
-    def expect(self, work: Work) -> None:
+    def expect(self, work: PoolWork) -> None:
         """No more items of `work` will come: from now on the caller waits for the replies."""
         work.expected = work.given
         begun = [worker.since for worker in self.workers if worker.pending and worker.pending[0].work is work]
         work.early_seconds = work.busy_seconds + sum(time.monotonic() - since for since in begun)
         self._awaited.append(work)
 
-    def cancel(self, work: Work) -> None:
+    def cancel(self, work: PoolWork) -> None:
         """Drop the waiting items of `work`, and replace the workers that compute one."""
         self._waiting = deque(item for item in self._waiting if item.work is not work)
         self._awaited = [other for other in self._awaited if other is not work]
@@ -100,7 +100,7 @@ class Dispatcher:
     def _serve(self, processes: int, started: SimpleQueue[None]) -> None:
         try:
             try:
-                self.workers.extend(Worker(self._start) for _ in range(processes))
+                self.workers.extend(PoolWorker(self._start) for _ in range(processes))
             finally:
                 started.put(None)
             while self._do_orders():
@@ -179,7 +179,7 @@ class Dispatcher:
                     )
                 self._fail_item(slot, Reply(None, "timeout", late))
 
-    def _receive_from(self, slot: int, worker: Worker) -> None:
+    def _receive_from(self, slot: int, worker: PoolWorker) -> None:
         alive = worker.receive()
         if worker.ready and not self.loaded.is_set():
             self.about = worker.about
@@ -193,7 +193,7 @@ class Dispatcher:
         elif not alive:
             self._died(slot, worker)
 
-    def _died_idle(self, slot: int, worker: Worker) -> None:
+    def _died_idle(self, slot: int, worker: PoolWorker) -> None:
         """A worker ended without an item begun: its items go to others, and it is replaced when there is work."""
         if worker.pending or self._waiting:
             self._idle_deaths += 1
@@ -206,7 +206,7 @@ class Dispatcher:
             self._give_back(slot, list(worker.pending))
         worker.kill()
 
-    def _died(self, slot: int, worker: Worker) -> None:
+    def _died(self, slot: int, worker: PoolWorker) -> None:
         """An item whose worker others killed (the kernel, out of memory) is tried once more; no reward changes."""
         message = worker.how_it_ended()
         if not worker.ready:
@@ -230,10 +230,10 @@ class Dispatcher:
         worker.settle(reply)
         self._give_back(slot, list(worker.pending))
 
-    def _give_back(self, slot: int, items: list[Item]) -> None:
+    def _give_back(self, slot: int, items: list[PoolItem]) -> None:
         self._waiting.extendleft(reversed(items))
         self._replace(slot)
 
     def _replace(self, slot: int) -> None:
         self.workers[slot].kill()
-        self.workers[slot] = Worker(self._start)
+        self.workers[slot] = PoolWorker(self._start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,19 @@ from queue import Empty
 from typing import Any
 
 from oncurve.base.closing import Closing
+from oncurve.base.errors import ConfigError
 from oncurve.processes.pool.dispatch import Dispatcher
-from oncurve.processes.pool.environment import environment
 from oncurve.processes.pool.serve import plain
-from oncurve.processes.pool.worker import Reply, Start, Work
+from oncurve.processes.pool.worker import PoolWork, Reply, WorkerStart
 
 _PATIENCE_SECONDS = 1.0
+_NEEDED = re.compile(
+    "PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|LANG|LANGUAGE|LC_.*|TMPDIR|TMP|TEMP|PYTHON.*|VIRTUAL_ENV|CONDA_PREFIX"
+    "|LD_LIBRARY_PATH|DYLD_LIBRARY_PATH|(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|VECLIB)_.*|CUDA_VISIBLE_DEVICES"
+    "|CUDA_DEVICE_ORDER|CUDA_HOME|NVIDIA_VISIBLE_DEVICES|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE"
+)
+_SECRET = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class WorkerPool(Closing):
@@ -55,7 +63,7 @@ class WorkerPool(Closing):
             "sys_path": [str(Path(entry).absolute()) for entry in sys.path],
             "memory_limit_bytes": memory_limit_bytes,
         }
-        self._dispatcher = Dispatcher(Start(message, environment(env_pass), start_timeout_seconds), processes)
+        self._dispatcher = Dispatcher(WorkerStart(message, environment(env_pass), start_timeout_seconds), processes)
         self._close = weakref.finalize(self, _stop, self._dispatcher, os.getpid())
 
     @property
@@ -114,7 +122,7 @@ class Job(Closing):
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool  # a pool with a job in it is not garbage-collected
         self._dispatcher = pool._dispatcher
-        self._work = Work(pool.timeout_seconds)
+        self._work = PoolWork(pool.timeout_seconds)
         self._over = False
         self.overlapped_seconds = 0.0
 
@@ -152,3 +160,18 @@ class Job(Closing):
 def _stop(dispatcher: Dispatcher, owner: int) -> None:
     if os.getpid() == owner:  # in a forked copy of the parent they are not its workers
         dispatcher.stop()
+
+
+def environment(passed: Sequence[str] = ()) -> dict[str, str]:
+    """The variables of a worker: paths, language, threads and devices, and those that `passed` names.
+
+    A variable whose name contains a word such as token, key or password is passed on only where `passed` names it.
+    Libraries use one thread, unless this process's environment sets a number.
+
+    Raises ConfigError: a variable of `passed` is not set.
+    """
+    missing = [name for name in passed if name not in os.environ]
+    if missing:
+        raise ConfigError(f"env_pass: {missing[0]} is not set; set it where oncurve runs, or leave it out")
+    needed = {name: value for name, value in os.environ.items() if _NEEDED.fullmatch(name) and not _SECRET.search(name)}
+    return {**_ONE_THREAD, **needed, **{name: os.environ[name] for name in passed}}

@@ -14,46 +14,40 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import ctypes
 import json
 import os
 import resource
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
+from oncurve.processes.causes import kind_of_fault, last_words
+from oncurve.processes.spawn import adopt_orphans, end_with, unblock
+
 LARGEST_REPLY_BYTES = 16 << 20  # a reply is a few numbers; a larger one is a mistake that would fill memory
-LONGEST_MESSAGE = 4000  # characters of a traceback, from its end
-LONGEST_LINE = 400
 END = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGTERM
 """The signal at which a supervisor ends the worker, its processes and itself; user code does not use it."""
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
-def serve(request: int, reply: int, parent: int) -> NoReturn:
-    """Answer the requests on descriptor `request` on descriptor `reply`; never returns. Called by `WorkerPool` only."""
+def serve(*numbers: str) -> NoReturn:
+    """Answer the requests on one descriptor on another; `numbers` are these two, and the parent's process id."""
+    request, reply, parent = map(int, numbers)
     _settle_in(request, reply)
     watched: set[int] = {signal.SIGCHLD, END}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    _ask_kernel(_PR_SET_CHILD_SUBREAPER, 1)
-    _ask_kernel(_PR_SET_PDEATHSIG, int(END))
-    if os.getppid() != parent:
-        os._exit(0)
+    adopt_orphans()
+    end_with(parent, END)
     supervisor = os.getpid()
     worker = os.fork()
     if worker:
         os.close(request)
         os.close(reply)
         _supervise(worker, watched)
-    _ask_kernel(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != supervisor:
-        os._exit(0)
+    end_with(supervisor)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory, the kernel takes the worker, not the run
@@ -92,11 +86,6 @@ def _children() -> Iterator[int]:
                 yield int(process)
 
 
-def _ask_kernel(option: int, value: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(option, value)
-
-
 def _work(request: int, reply: int) -> NoReturn:
     requests: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_read_requests, args=(request, requests), daemon=True).start()
@@ -130,7 +119,7 @@ def _settle_in(request: int, reply: int) -> None:
         os.dup2(2, 1)  # user code prints to stderr: a program may read the parent's stdout
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process may be stopped for printing to the terminal
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # for the run, also where it is sent to all its processes
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+    unblock()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -201,11 +190,6 @@ def _answer(function: Callable[[Any], Any], item: Any) -> tuple[str, bool]:
     return line, False
 
 
-def kind_of_fault(error: BaseException) -> str:
-    """ "memory", "exit" or "exception"."""
-    return "memory" if isinstance(error, MemoryError) else "exit" if isinstance(error, SystemExit) else "exception"
-
-
 def _fault(kind: str, error: BaseException) -> str:
     return json.dumps({"fault": kind, "message": last_words(error)})
 
@@ -215,32 +199,6 @@ def plain(value: Any) -> Any:
     if callable(getattr(value, "tolist", None)):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} cannot be sent to or from a worker: it is not JSON")
-
-
-def last_words(error: BaseException) -> str:
-    """The traceback from where user code begins; a mistake in the settings is its message alone."""
-    if type(error).__module__ == "oncurve.base.errors":
-        return str(error)
-    try:
-        trace = error.__traceback__
-        here = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(here):
-            trace = trace.tb_next
-        text = "".join(traceback.format_exception(type(error), error, trace)).strip()
-    except BaseException:  # an exception whose own methods raise
-        text = f"{type(error).__name__} (its message cannot be shown)"
-    return text[-LONGEST_MESSAGE:]
-
-
-def in_a_line(error: BaseException) -> str:
-    """What an error says, as a part of a sentence: type and message; of a mistake in the settings its message alone."""
-    try:
-        text = " ".join(str(error).split())
-    except BaseException:  # an exception whose own methods raise
-        text = "its message cannot be shown"
-    if type(error).__module__ == "oncurve.base.errors":
-        return text
-    return f"{type(error).__name__}{': ' * bool(text)}{text}"[:LONGEST_LINE]
 
 
 def _send(reply: int, line: str) -> None:

@@ -10,30 +10,23 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import termios
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from oncurve.base.closing import reap
 from oncurve.base.output import worker_stderr
 from oncurve.processes.pool.serve import END
+from oncurve.processes.spawn import start_python
 
 _PATIENCE_SECONDS = 1.0  # for the supervisor of a worker whose channel has closed: its exit status is the worker's
 _SLOWEST_END_SECONDS = 5.0
 _SENT_TO_END = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
 """Signals with which others end a process; the other signals are crashes."""
-_BOOT = """
-import sys
-sys.path.append(sys.argv[1])
-from oncurve.processes.pool.serve import serve
-serve(*map(int, sys.argv[2:]))
-"""
 
 
 @dataclass(frozen=True)
@@ -50,7 +43,7 @@ class Reply:
 
 
 @dataclass(eq=False)
-class Work:
+class PoolWork:
     """The items of one caller, as the dispatcher keeps them; the caller reads it after an entry in `done`.
 
     expected        the number of items, once the caller waits for them
@@ -68,49 +61,45 @@ class Work:
 
     @property
     def complete(self) -> bool:
-        """Whether every item has its reply."""
+        """Return whether every item has its reply."""
         return self.expected is not None and len(self.replies) == self.expected
 
 
 @dataclass(eq=False)
-class Item:
+class PoolItem:
     """One item: number `index` of `work`, as JSON. `kills`: how often others killed a worker that computed it."""
 
-    work: Work
+    work: PoolWork
     index: int
     encoded: str
     kills: int = 0
 
 
 @dataclass(frozen=True)
-class Start:
-    """How a worker begins: its first message, its environment, and how long loading may take."""
+class WorkerStart:
+    """The start of a worker: its first message, its environment, and how long loading may take."""
 
     message: Mapping[str, Any]
     environment: Mapping[str, str]
     timeout_seconds: float
 
 
-class Worker:
+class PoolWorker:
     """One process and the two pipes to it. `pending`: its items without a reply, in order.
 
     The process is the worker's supervisor (`oncurve.processes.pool.serve`). Every reply carries the secret of this
     worker and the number of its item, so that no other line on the channel passes for a reply.
     """
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: WorkerStart) -> None:
         for_child, self.request = os.pipe()
         self.incoming, from_child = os.pipe()
-        source = str(Path(__file__).parents[3])
-        mask = signal.pthread_sigmask(
-            signal.SIG_BLOCK, {signal.SIGUSR1}
-        )  # which is for the run; the worker unblocks it
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, source, str(for_child), str(from_child), str(os.getpid())],
+            self.process = start_python(
+                "oncurve.processes.pool.serve:serve",
+                *map(str, (for_child, from_child, os.getpid())),
                 pass_fds=(for_child, from_child),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # the worker makes it stderr
                 stderr=worker_stderr(),
                 # A group to kill, which Ctrl-C in the terminal does not reach. Not a session: the kernel divides
                 # cores by session first, and workers would take too much from a parent that is sampling.
@@ -118,7 +107,6 @@ class Worker:
                 env=dict(start.environment),
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(for_child)
             os.close(from_child)
         for descriptor in (self.request, self.incoming):
@@ -126,7 +114,7 @@ class Worker:
         self._secret = secrets.token_hex(8)
         self.outgoing = bytearray(json.dumps({**start.message, "secret": self._secret}).encode() + b"\n")
         self.partial = b""
-        self.pending: deque[Item] = deque()
+        self.pending: deque[PoolItem] = deque()
         self.answered = 0
         self.since = time.monotonic()  # when it began the first of `pending`
         self.deadline = self.since + start.timeout_seconds
@@ -143,10 +131,10 @@ class Worker:
 
     @property
     def watched(self) -> bool:
-        """Whether its deadline counts: it is loading, or at an item."""
+        """Return whether its deadline counts: it is loading, or at an item."""
         return not self.killed and (bool(self.pending) or not self.ready)
 
-    def give(self, items: list[Item]) -> None:
+    def give(self, items: list[PoolItem]) -> None:
         """Send items in one message."""
         self.pending.extend(items)
         self.outgoing += f'{{"items": [{",".join(item.encoded for item in items)}]}}\n'.encode()
@@ -164,7 +152,7 @@ class Worker:
 
     @property
     def began(self) -> bool:
-        """Whether the worker has read its last message to the end. If not, it has begun none of `pending`."""
+        """Return whether the worker has read its last message to the end. If not, it has begun none of `pending`."""
         unread = array.array("i", [0])
         with contextlib.suppress(OSError):  # a system that cannot tell
             fcntl.ioctl(self.request, termios.FIONREAD, unread)
@@ -225,7 +213,7 @@ class Worker:
             self.deadline, self._other_clock = self._other_clock + now, self.deadline - now
 
     def how_it_ended(self) -> str:
-        """How the process ended, in words. A worker that still runs has lost its channel, and is killed."""
+        """Return how the process ended, in words. A worker that still runs has lost its channel, and is killed."""
         try:
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # something else in this process collects the ends of children

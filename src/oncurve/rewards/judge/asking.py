@@ -9,7 +9,8 @@ from threading import Condition, Event, Thread
 from typing import Any
 
 from oncurve.base.closing import Closing
-from oncurve.processes.pool import Reply, kind_of_fault, last_words
+from oncurve.processes import kind_of_fault, last_words
+from oncurve.processes.pool import Reply
 
 _TURN_SECONDS = 60.0
 

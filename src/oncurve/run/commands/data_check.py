@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class PromptLengths:
     """The prompts' numbers of tokens, and how many of them are too long for the run."""
 
     count: int
@@ -81,13 +81,13 @@ class DataCheck:
     prompts: tuple[tuple[str, int | None, str], ...]
     limit: int | None
     overlong: str
-    lengths: Mapping[str, Lengths] = field(default_factory=dict)
+    lengths: Mapping[str, PromptLengths] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """The findings as lines to read."""
+        """Return the findings as lines to read."""
         lines = [f"{self.rows:,} rows to train on, {self.held_out:,} held out", "", "Columns"]
         wide = max((len(column.name) for column in self.columns), default=0)
         for column in self.columns:
@@ -107,15 +107,9 @@ class DataCheck:
         return visible("\n".join([*lines, *(f"  {line}" for line in self.problems or self.warnings)]))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        keys = ("rows", "held_out", "looked_at", "limit", "overlong", "notes", "problems", "warnings")
-        return {
-            **{key: getattr(self, key) for key in keys},
-            "columns": [vars(column) for column in self.columns],
-            "rewards": [vars(reward) for reward in self.rewards],
-            "prompts": [{"place": place, "tokens": tokens, "text": text} for place, tokens, text in self.prompts],
-            "lengths": {name: vars(found) for name, found in self.lengths.items()},
-        }
+        """Return plain values for JSON."""
+        prompts = [{"place": place, "tokens": tokens, "text": text} for place, tokens, text in self.prompts]
+        return asdict(self) | {"prompts": prompts}
 
 
 def _of_reward(reward: Needs) -> str:
@@ -129,7 +123,7 @@ def _of_reward(reward: Needs) -> str:
     return f"{reward.name}: {needs}{takes}{found}"
 
 
-def _of_lengths(found: Lengths, overlong: str) -> str:
+def _of_lengths(found: PromptLengths, overlong: str) -> str:
     shown = "  ".join(f"{name} {tokens:,}" for name, tokens in found.percentiles.items())
     does = {"error": "refused", "drop": "left out", "truncate_left": "cut on the left"}[overlong]
     return shown + (f"; {found.too_long:,} of {found.count:,} too long: {does}" if found.too_long else "")
@@ -155,7 +149,7 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
     some = rows.first(GENERATED) if rows.generated else rows
     prompts = {"training": some, "held out": held_out.first(GENERATED) if held_out.generated else held_out}
     limit = min(filter(None, (room, config.data.max_prompt_tokens)), default=None)
-    lengths = dict[str, Lengths]()
+    lengths = dict[str, PromptLengths]()
     shown = dict[str, Prompts]()
     if tokenizer is not None:
         for name, part in prompts.items():
@@ -181,7 +175,7 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
 def _rewards(
     config: RunConfig, base: Path, rows: Rows, held_out: Rows, problems: list[str], warnings: list[str]
 ) -> tuple[Needs, ...]:
-    """What each reward takes of the rows and gives for them; what is wrong goes to `problems` and `warnings`."""
+    """Return what each reward takes of the rows and gives for them; what is wrong goes to `problems` and `warnings`."""
     if not config.rewards:
         return ()
     found = []
@@ -216,7 +210,7 @@ def _with_trials(needs: Needs, trials: Sequence[Trial]) -> Needs:
 
 
 def _opened(rows: Rows, config: RunConfig, tokenizer: Any, room: int | None, problems: list[str]) -> Prompts:
-    """The prompts as a run would have them; where it would refuse them, as they are, and why in `problems`."""
+    """Return the prompts as a run would have them; where it would refuse them, as they are, and why in `problems`."""
     try:
         return open_prompts(rows, config.data, tokenizer, room)
     except UserError as error:
@@ -224,14 +218,14 @@ def _opened(rows: Rows, config: RunConfig, tokenizer: Any, room: int | None, pro
         return Prompts(rows, config.data, tokenizer)
 
 
-def _lengths(prompts: Prompts, limit: int | None) -> Lengths:
+def _lengths(prompts: Prompts, limit: int | None) -> PromptLengths:
     try:
         ranked = sorted(len(prompts[index].ids) for index in range(len(prompts)))
     except DataError:  # a row makes no prompt, which is a problem already
-        return Lengths(0, {}, 0)
+        return PromptLengths(0, {}, 0)
     at = {f"p{percent}": ranked[math.ceil(percent / 100 * len(ranked)) - 1] for percent in PERCENTILES}
     too_long = sum(length > limit for length in ranked) if limit is not None else 0
-    return Lengths(len(ranked), {"min": ranked[0], **at, "max": ranked[-1]}, too_long)
+    return PromptLengths(len(ranked), {"min": ranked[0], **at, "max": ranked[-1]}, too_long)
 
 
 def _shown(prompts: Prompts | None, rows: Rows, config: RunConfig) -> Iterable[tuple[str, int | None, str]]:
@@ -257,7 +251,7 @@ def _cut(text: str) -> str:
 
 
 def _columns(rows: Rows) -> tuple[Column, ...]:
-    """The columns of the rows, in the order in which they occur first."""
+    """Return the columns of the rows, in the order in which they occur first."""
     counts: Counter[str] = Counter()
     types: dict[str, dict[str, None]] = {}
     first: dict[str, Any] = {}

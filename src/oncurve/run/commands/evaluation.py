@@ -15,7 +15,7 @@ from oncurve.base.output import urgent
 from oncurve.base.paths import usable_path
 from oncurve.cluster import NoCluster
 from oncurve.config import RunConfig, check_columns, check_complete, try_rewards
-from oncurve.data import Prompts, load_eval_rows, load_rows, open_prompts
+from oncurve.data import Prompts, load_eval_rows, load_rows
 from oncurve.evaluate import Evaluation
 from oncurve.machine.threads import prepare_process
 from oncurve.models import LocalWeights
@@ -26,7 +26,7 @@ from oncurve.run.arguments import configured, data_arguments, reward_arguments
 from oncurve.run.assembly import Run, assemble, build_engine, evaluate_policy
 from oncurve.run.commands.first_run import data_among
 from oncurve.run.directory.folder import EVAL_REPLIES, LOCK, MARK
-from oncurve.run.row_lengths import fix_reach, room_for_prompts
+from oncurve.run.row_lengths import fix_reach, opened
 from oncurve.trainer import Checkpoints
 
 
@@ -38,11 +38,11 @@ class TargetEvaluation:
     evaluation: Evaluation
 
     def text(self) -> str:
-        """The evaluation as lines to read."""
+        """Return the evaluation as lines to read."""
         return f"{self.name}: {self.evaluation.text()}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {"model": self.name, **self.evaluation.to_json()}
 
 
@@ -81,7 +81,7 @@ def evaluate_target(
         return configured(source, list(presets) or None, arguments, overrides=words, word="--preset")
 
     if is_run and not (folder / "model").is_dir():
-        return _unfinished(folder, *settings(words), n)
+        return _unfinished(folder, *settings(words), n, data)
     config, base = settings(["model.revision=null", *words, *_model_words(target, is_run, words)])
     check_complete(config)
     prompts_of, held_out = _rows(config, base)
@@ -92,19 +92,17 @@ def evaluate_target(
             urgent(f"oncurve: {line}")
         give_own_model(rewards, config, folder / "reward_model")
         loaded = config.model.build(lora=config.lora)
-        fits = room_for_prompts(loaded, config)
-        prompts = open_prompts(prompts_of, config.data, loaded.tokenizer, fits, loaded.vocabulary)
+        prompts = opened(prompts_of, config, loaded)
         known = [prompts]
         if is_run and held_out and reach_of(loaded.model.module) is not None:  # rotary positions reach as in the run
-            trained_on = load_rows(config.data, base)
-            known.append(open_prompts(trained_on, config.data, loaded.tokenizer, fits, loaded.vocabulary))
+            known.append(opened(load_rows(config.data, base), config, loaded))
         fix_reach(loaded.model, config, *known)
         prompts = prompts.first(config.eval.limit)
         with closing(build_engine(config, loaded)) as engine:
             engine.follow(LocalWeights(loaded.model, 0))
             with answers_kept(rewards, folder if is_run else None):
                 found = evaluate_policy(engine, rewards, prompts, config, n)
-            return TargetEvaluation(target, replace(found, held_out=held_out))
+            return TargetEvaluation(target, replace(found, held_out=held_out, source=data))
 
 
 def _check_target(target: str, folder: Path, told: bool) -> None:
@@ -142,7 +140,7 @@ def answers_kept(rewards: RewardSet, run: Path | None) -> Iterator[None]:
 
 
 def _model_words(target: str, is_run: bool, said: Sequence[str]) -> list[str]:
-    """The settings that name the weights of `target`, a run or a model: those that are `said` remain."""
+    """Return the settings that name the weights of `target`, a run or a model: those that are `said` remain."""
     folder = Path(target).expanduser()
     if is_run and not any((folder / "model").glob("*.safetensors")):  # the adapter of a quantised base, alone
         return [f"lora.path={folder / 'model' / ADAPTER}"]
@@ -171,22 +169,21 @@ def prompts_from(run: Run, rows: Any) -> Prompts:
     settings = run.config.data
     given = {name: getattr(settings, name) for name in type(settings).model_fields}
     settings = type(settings)(**{**given, "eval_rows": rows})
-    held_out, loaded = load_eval_rows(settings), run.loaded
+    held_out = load_eval_rows(settings)
     check_columns(run.rewards, settings, held_out)
-    room = room_for_prompts(loaded, run.config)
-    prompts = open_prompts(held_out, settings, loaded.tokenizer, room, loaded.vocabulary)
-    fix_reach(loaded.model, run.config, run.prompts, run.eval_prompts, prompts)
+    prompts = opened(held_out, run.config.model_copy(update={"data": settings}), run.loaded)
+    fix_reach(run.loaded.model, run.config, run.prompts, run.eval_prompts, prompts)
     return prompts
 
 
-def _unfinished(folder: Path, config: RunConfig, base: Path, n: int) -> TargetEvaluation:
-    """The evaluation of the newest checkpoint of a run that has not ended."""
+def _unfinished(folder: Path, config: RunConfig, base: Path, n: int, data: str | None) -> TargetEvaluation:
+    """Return the evaluation of the newest checkpoint of a run that has not ended."""
     with assemble(config.model_copy(update={"cluster": NoCluster()}), base, resumed=True) as run:  # nothing is trained
         found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:
             raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; {command('resume', folder)}")
         with answers_kept(run.rewards, folder):
-            return TargetEvaluation(f"{folder}, step {found[0].step}", run.evaluate(n))
+            return TargetEvaluation(f"{folder}, step {found[0].step}", replace(run.evaluate(n), source=data))
 
 
 def _rows(config: RunConfig, base: Path) -> tuple[Any, bool]:

@@ -37,7 +37,7 @@ class Exported:
     form: str
 
     def text(self) -> str:
-        """One line to read."""
+        """Return one line to read."""
         return f"{self.path}   the policy after step {self.step}: {self.form}"
 
 
@@ -96,7 +96,7 @@ class ExportedLogs:
     steps: tuple[int, ...]
 
     def text(self) -> str:
-        """What was written, and how to look at it."""
+        """Return what was written, and how to look at it."""
         count = f"the rollouts of step {self.steps[0]}"
         if len(self.steps) > 1:
             count = f"the rollouts of {len(self.steps)} steps, from {self.steps[0]} to {self.steps[-1]}"
@@ -133,7 +133,7 @@ def export_logs(directory: Path, step: str | None = None, out: Path | None = Non
 
 
 def _run_id(directory: Path) -> str:
-    """The run's id; its path where the file that has it is missing or damaged."""
+    """Return the run's id; its path where the file that has it is missing or damaged."""
     try:
         found = durable.read_json(directory / IDENTITY)
     except (OSError, CheckpointError):
@@ -142,7 +142,7 @@ def _run_id(directory: Path) -> str:
 
 
 def _kept(record: RunRecord, step: str | None) -> tuple[int, ...]:
-    """The steps that `step` means, of those whose rollouts are kept."""
+    """Return the steps that `step` means, of those whose rollouts are kept."""
     if step is not None and not step.isdecimal():
         raise ConfigError(f"--step: expected the number of a step, got {step!r}")
     if not record.steps:
@@ -156,7 +156,7 @@ def _kept(record: RunRecord, step: str | None) -> tuple[int, ...]:
 
 
 def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path, config: RunConfig) -> FoundCheckpoint:
-    """The checkpoint that `step` means."""
+    """Return the checkpoint that `step` means."""
     if step is not None and step != "best" and not step.isdecimal():
         raise ConfigError(f'--step: expected the number of a step or "best", got {step!r}')
     if step is not None and step.isdecimal():
@@ -175,7 +175,7 @@ def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path, config:
 
 
 def _why_none(directory: Path, found: FoundCheckpoint, config: RunConfig) -> str:
-    """Why a run has no best checkpoint, and what can be exported in its place."""
+    """Return why a run has no best checkpoint, and what can be exported in its place."""
     metric, value = config.checkpoint.best, found.record["trainer"].get("best")
     newest = int(found.record["trainer"]["step"])
     if metric is not None and value is not None:
@@ -226,7 +226,7 @@ def _export(config: RunConfig, found: FoundCheckpoint, step: int, out: Path, ada
 
 
 def _stand_ins(file: Path) -> dict[str, Any]:
-    """Rewards in place of functions that were objects in Python: an export calls none."""
+    """Return rewards in place of functions that were objects in Python: an export calls none."""
     rewards = tomllib.loads(file.read_text(encoding="utf-8")).get("rewards", [])
     lost = [str(table.get("function", "")).startswith(IN_MEMORY) for table in rewards]
     if not any(lost):

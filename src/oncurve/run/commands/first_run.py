@@ -8,11 +8,12 @@ from pathlib import Path
 
 from oncurve.base.errors import ConfigError, UserError, command, nearest, shown, suggest
 from oncurve.base.hints import known_words, word_for
+from oncurve.base.output import complain
 from oncurve.base.paths import names_rows, usable_path
 from oncurve.base.shipped import PRESETS, RECIPES, SUFFIXES, shipped
 from oncurve.config import RUN, Argument, RunConfig, names_recipe
 from oncurve.data import read_rows
-from oncurve.run.arguments import configured, data_arguments, reward_arguments
+from oncurve.run.arguments import ARGUMENT_OF, OTHER_NAMES, configured, data_arguments, reward_arguments
 
 ENOUGH_ROWS, MOST_HELD_OUT, EVALUATED_EVERY = 200, 100, 50
 """With `--data` and no word about evaluation: of so many rows a tenth is held out, this many at most, and evaluated
@@ -28,7 +29,7 @@ def command_config(
     presets: Sequence[str] = (),
     of: str = "train",
 ) -> tuple[RunConfig, Path, str]:
-    """The configuration of the words of a command, the folder in which relative paths start, and a name.
+    """Return the configuration of the words of a command, the folder in which relative paths start, and a name.
 
     The name is that of the recipe or preset, after which a run's folder is called.
 
@@ -57,6 +58,11 @@ def command_config(
         else []
     )
     if held_out:
+        rows, every = (argument.value for argument in held_out)
+        complain(
+            f"by default {rows:.3g} of the rows is held out, and evaluated every {every} steps (data.eval_fraction, "
+            "eval.every); data.eval_fraction=0 trains on all rows"
+        )
         config, base = configured(recipe, chosen, [*arguments, *held_out], overrides=overrides, word="--preset")
     return config, base, recipe or "-".join(presets or ["grpo"])
 
@@ -90,8 +96,6 @@ def words_for(option: str, value: str, options: Collection[str]) -> tuple[list[s
     `options`: those that the command has. Example: `words_for("--lr", "1e-5", [])` is `(["learner.learning_rate=1e-5"],
     "")`.
     """
-    from oncurve.run.api import ARGUMENT_OF, OTHER_NAMES
-
     name = option.lstrip("-").replace("-", "_")
     own = f"--{OTHER_NAMES.get(name)}"
     if own in options:
@@ -111,7 +115,7 @@ def words_for(option: str, value: str, options: Collection[str]) -> tuple[list[s
 
 
 def _names_model(target: str) -> bool:
-    """Whether a word that is no recipe is a model: a folder, or an id of the hub.
+    """Return whether a word that is no recipe is a model: a folder, or an id of the hub.
 
     Raises ConfigError: it is neither, nor anything else that exists.
     """

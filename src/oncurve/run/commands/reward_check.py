@@ -18,7 +18,6 @@ from oncurve.data import (
     Prompts,
     Rows,
     load_rows,
-    open_prompts,
     prompt_columns,
     read_rows,
     template_columns,
@@ -32,7 +31,7 @@ from oncurve.rollout import sample as sample_groups
 from oncurve.run.assembly import build_engine
 from oncurve.run.commands.evaluation import give_own_model
 from oncurve.run.iterations import step_locator
-from oncurve.run.row_lengths import fix_reach, read_tokenizer, room_for_prompts
+from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer
 from oncurve.types import Completion, Group, Prompt
 
 WIDTH = 72
@@ -65,11 +64,13 @@ class RewardCheck:
 
     @property
     def worthless(self) -> bool:
-        """Whether all completions and a reference answer have the reward 0: the rewards are wrong, not the model."""
+        """Return whether all completions and a reference answer have the reward 0: the rewards are wrong, not the
+        model.
+        """
         return bool(self.warnings) and all(one.reward == 0 for one in self._all())
 
     def text(self) -> str:
-        """The table, and for each reward its mean and range."""
+        """Return the table, and for each reward its mean and range."""
         wide = [max(8, len(name)) for name in self.names]
         titles = "  ".join(f"{name:>{width}}" for name, width in zip(self.names, wide, strict=True))
         lines = [f"{len(self._all()):,} completion{'s' * (len(self._all()) != 1)} {self.source}"]
@@ -85,7 +86,7 @@ class RewardCheck:
         return visible("\n".join([*lines, "", *self._conclusions()]))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "source": self.source,
             "rewards": list(self.names),
@@ -124,7 +125,7 @@ class RewardCheck:
 
 
 def _both_ends(text: str) -> str:
-    """A completion on one line, without its middle: rewards look at its end, and the reader at its beginning."""
+    """Return a completion on one line, without its middle: rewards look at its end, and the reader at its beginning."""
     line = one_line(text, len(text) * 3)
     half = WIDTH // 2 - 3
     return line if len(line) <= WIDTH else f"{line[:half].rstrip()} ... {line[-half:].lstrip()}"
@@ -181,7 +182,9 @@ SHARED = ("prompt_column", "columns", "template", "system", "chat", "chat_templa
 
 
 def _given(rows: Rows, index: int, column: str) -> list[str]:
-    """The completions in a column of a row. Raises DataError: there is none, or it holds something else than texts."""
+    """Return the completions in a column of a row. Raises DataError: there is none, or it holds something else than
+    texts.
+    """
     row, place = rows.items[index], rows.place(rows.numbers[index])
     value = value_at(row, column)
     if value is MISSING:
@@ -196,7 +199,9 @@ def _given(rows: Rows, index: int, column: str) -> list[str]:
 
 
 def _groups(rows: Rows, given: Sequence[Sequence[str]], config: RunConfig, rewards: RewardSet) -> list[Group]:
-    """The given completions as if they had been sampled, with the tokens that the model's tokenizer makes of them."""
+    """Return the given completions as if they had been sampled, with the tokens that the model's tokenizer makes of
+    them.
+    """
     tokenizer, _ = read_tokenizer(config)
     rewards.locate = step_locator(tokenizer)
     groups = []
@@ -210,7 +215,7 @@ def _groups(rows: Rows, given: Sequence[Sequence[str]], config: RunConfig, rewar
 
 
 def _prompt(rows: Rows, index: int, config: RunConfig, tokenizer: Any) -> Prompt:
-    """The prompt of a row; of a row of completions that has none, an empty one with its columns."""
+    """Return the prompt of a row; of a row of completions that has none, an empty one with its columns."""
     row = rows.items[index]
     names = (config.data.prompt_column,) if config.data.template is None else template_columns(config.data.template)
     if all(row.get(name) is not None for name in names):
@@ -219,10 +224,9 @@ def _prompt(rows: Rows, index: int, config: RunConfig, tokenizer: Any) -> Prompt
 
 
 def _sampled(rows: Rows, config: RunConfig, rewards: RewardSet, count: int) -> list[Group]:
-    """Groups of `count` completions that the recipe's model writes, as a run's first step would sample them."""
+    """Return groups of `count` completions that the recipe's model writes, as a run's first step would sample them."""
     loaded = config.model.build(lora=config.lora, seed=config.run.seed)
-    fits = room_for_prompts(loaded, config)
-    prompts = open_prompts(rows, config.data, loaded.tokenizer, fits, loaded.vocabulary)
+    prompts = opened(rows, config, loaded)
     fix_reach(loaded.model, config, prompts)
     rewards.locate = step_locator(loaded.tokenizer)
     sampling = config.rollout.model_copy(update={"group_size": count})

@@ -12,6 +12,7 @@ from oncurve.config import RunConfig, check_complete
 from oncurve.display import Screen, say
 from oncurve.durable import AppendLog
 from oncurve.reward_models import example_to_json
+from oncurve.rewards import component_names
 from oncurve.rollout import sample
 from oncurve.run.assembly import Run, assemble
 from oncurve.run.iterations import Kind, LabellingInputs, labeller
@@ -41,13 +42,13 @@ def label_samples(
         raise DataError(f"{out} exists and is not overwritten; choose another --out")
     check_complete(config)
     console = Screen()
+    names = component_names(config.rewards)
+    if verifier is None and len(names) > 1:
+        raise ConfigError(f"--verifier: which of the rewards is the verifier? They are: {', '.join(names)}")
+    chosen = verifier or names[0]
+    if chosen not in names:
+        raise ConfigError(f"--verifier: there is no reward {chosen!r}; they are: {', '.join(names)}")
     with assemble(config.model_copy(update={"cluster": NoCluster()}), base) as run:  # nothing is trained
-        names = [part.name for part in run.rewards.components]
-        if verifier is None and len(names) > 1:
-            raise ConfigError(f"--verifier: which of the rewards is the verifier? They are: {', '.join(names)}")
-        chosen = verifier or names[0]
-        if chosen not in names:
-            raise ConfigError(f"--verifier: there is no reward {chosen!r}; they are: {', '.join(names)}")
         run.engine.follow(run.learner.weights())
         label = labeller(
             config, kind, chosen, continuations, LabellingInputs(run.engine, run.rewards, run.learner, run.loaded)

@@ -89,7 +89,7 @@ REWARD_MODEL = Schema(
 
 
 def load_reward_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> tuple[RewardModelRecipe, Path]:
-    """The recipe and its folder. Raises ConfigError: unknown keys, kinds that do not go together, no path."""
+    """Return the recipe and its folder. Raises ConfigError: unknown keys, kinds that do not go together, no path."""
     config, folder, _ = load(REWARD_MODEL, recipe, overrides)
     if config.data.teaches != config.reward_model.head:
         kind = kind_of(config.data, REWARD_EXAMPLE_KINDS)
@@ -127,7 +127,7 @@ class _Prepared:
         return found | ({} if first is None else {"reward_model/heldout_first_wrong": first.found.value})
 
     def first_wrong(self) -> FirstWrong | None:
-        """The accuracy of finding the first wrong step; None without labelled steps."""
+        """Return the accuracy of finding the first wrong step; None without labelled steps."""
         held = [example for example in self.held_out if isinstance(example, LabelledSteps)]
         if not held:
             return None

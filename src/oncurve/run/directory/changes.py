@@ -45,15 +45,16 @@ class Change:
 
 
 def changes_between(before: RunConfig, now: RunConfig) -> tuple[Change, ...]:
-    """The settings that differ, sorted by key."""
+    """Return the settings that differ, sorted by key."""
     old, new = (dict(flat(to_tables(config, RUN))) for config in (before, now))
     keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
     return tuple(Change(key, old.get(key), new.get(key)) for key in keys)
 
 
 def worth_saying(changes: Sequence[Change], now: RunConfig) -> tuple[Change, ...]:
-    """The `changes` to `now` without those that follow from another `kind` alone: keys that it does not have, and keys
-    that only it has, at their defaults."""
+    """Return the `changes` to `now` without those that follow from another `kind` alone: keys that it does not have,
+    and keys that only it has, at their defaults.
+    """
     places = [change.key.rpartition(".")[0] for change in changes if change.key.endswith(".kind")]
     return tuple(
         change
@@ -64,7 +65,7 @@ def worth_saying(changes: Sequence[Change], now: RunConfig) -> tuple[Change, ...
 
 
 def _default(config: RunConfig, key: str) -> Any:
-    """The default of a key, as `flat` has it."""
+    """Return the default of a key, as `flat` has it."""
     *path, name = key.split(".")
     place: Any = config
     for part in path:
@@ -78,7 +79,7 @@ def check_changes(before: RunConfig, now: RunConfig, changes: Sequence[Change], 
     refused = [f"{change.key}: cannot change in a resume: {why}" for change in changes if (why := _reason(change.key))]
     if before.kl.needs_reference and not now.kl.needs_reference:
         refused.append("kl.coef: cannot become 0 in a resume: the checkpoints hold the reference; choose a small one")
-    if before.cluster.divided != now.cluster.divided and done:
+    if before.cluster.facts.divided != now.cluster.facts.divided and done:
         refused.append(
             'cluster.sharding: cannot become "fsdp", or another than that, in a resume: the checkpoints hold the state '
             "in a file per rank, or whole; export the weights and begin a new run with them"
@@ -90,7 +91,7 @@ def check_changes(before: RunConfig, now: RunConfig, changes: Sequence[Change], 
 
 
 def resolved_as(before: RunConfig, now: RunConfig, rows_kept: bool) -> RunConfig:
-    """`now`, a recipe's configuration, with what the run began by it has resolved (`before`).
+    """Return `now`, a recipe's configuration, with what the run began by it has resolved (`before`).
 
     That is the dtype, the number of steps, and the data, where the directory has kept the rows (`rows_kept`).
     """
@@ -106,7 +107,7 @@ def resolved_as(before: RunConfig, now: RunConfig, rows_kept: bool) -> RunConfig
 
 
 def _reason(key: str) -> str | None:
-    """Why a setting cannot change; None: it can."""
+    """Return why a setting cannot change, or None if it can."""
     if key in CHANGEABLE:
         return None
     return next((reason for pattern, reason in FIXED.items() if fnmatchcase(key, pattern)), None)

@@ -192,7 +192,7 @@ class RunDirectory(Closing):
             raise RunDirectoryError(f"{path} has no config.toml, so it is not a run of `oncurve train`.")
 
     def is_finished(self, steps: int, patience: int = 0) -> bool:
-        """Whether all `steps` are done, or `patience` ended the run early, and model and report are written."""
+        """Return whether all `steps` are done, or `patience` ended the run early, and model and report are written."""
         newest = durable.newest_valid(self.checkpoints, "step-").path
         if newest is None:
             return False
@@ -263,7 +263,7 @@ class RunDirectory(Closing):
 
 
 def _free(path: Path) -> Path:
-    """The first of `name.toml`, `name-2.toml` and so on that does not exist."""
+    """Return the first of `name.toml`, `name-2.toml` and so on that does not exist."""
     number, found = 1, path
     while found.exists():
         number += 1
@@ -272,7 +272,9 @@ def _free(path: Path) -> Path:
 
 
 def _is_beginning(path: Path) -> bool:
-    """Whether a folder holds only what `create` writes before `config.toml`: its run was killed, or is starting."""
+    """Return whether a folder holds only what `create` writes before `config.toml`: its run was killed, or is
+    starting.
+    """
     entries = {entry.name: entry for entry in path.iterdir()}
     lock = entries.pop(LOCK, None)
     if lock is None or lock.is_symlink() or not lock.is_file():
@@ -288,7 +290,7 @@ def _is_beginning(path: Path) -> bool:
 
 
 def is_identity(found: Any) -> bool:
-    """Whether a value has the form of what `oncurve.run.directory.identity.identify` returns."""
+    """Return whether a value has the form of what `oncurve.run.directory.identity.identify` returns."""
     return (
         isinstance(found, dict)
         and isinstance(found.get("id"), str)
@@ -305,13 +307,13 @@ def is_identity(found: Any) -> bool:
 
 
 def _is_part(part: Any) -> bool:
-    """Whether a value is the size of a file and its sha256, or None for a large one."""
+    """Return whether a value is the size of a file and its sha256, or None for a large one."""
     sized = isinstance(part, list) and len(part) == 2 and type(part[0]) is int
     return sized and (part[1] is None or isinstance(part[1], str))
 
 
 def _object(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None where there is none."""
+    """Return the object in a JSON file; None where there is none."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -320,7 +322,7 @@ def _object(path: Path) -> dict[str, Any] | None:
 
 
 def _locked(path: Path) -> int:
-    """The lock, held until the descriptor is closed or the process ends. Raises RunDirectoryError."""
+    """Return the lock, held until the descriptor is closed or the process ends. Raises RunDirectoryError."""
     try:
         return durable.hold(path / LOCK, MARK)
     except durable.StorageError as error:
@@ -357,7 +359,7 @@ def describe_environment(device: str) -> dict[str, Any]:
 
 
 def environment_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One line for each difference that can make a resumed run leave the bits of the uninterrupted one.
+    """Return one line for each difference that can make a resumed run leave the bits of the uninterrupted one.
 
     Keys that an earlier version did not record are skipped.
     """

@@ -102,8 +102,8 @@ class TakenUp:
 
 
 def identify(config: Component, schema: Schema[Any], base: Path, counts: Collection[str] = ()) -> dict[str, Any]:
-    """`{"id", "settings", "files"}` of a run that begins now. A key that is not set is there with None, so that one
-    which is not there is known to be younger than the run.
+    """Return `{"id", "settings", "files"}` of a run that begins now. A key that is not set is there with None, so that
+    one which is not there is known to be younger than the run.
 
     base     where a relative path in a file key starts
     counts   keys of `FREE` that decide this run's numbers all the same
@@ -130,7 +130,7 @@ def identify(config: Component, schema: Schema[Any], base: Path, counts: Collect
 
 
 def _contents(config: Component, schema: Schema[Any], base: Path) -> dict[str, Any]:
-    """What the files of sections hold that say so themselves (`DataSettings.content`), by setting."""
+    """Return what the files of sections hold that say so themselves (`DataSettings.content`), by setting."""
     found: dict[str, Any] = {}
     for name in schema.sections:
         content_of = getattr(getattr(config, name, None), "content", None)
@@ -141,7 +141,7 @@ def _contents(config: Component, schema: Schema[Any], base: Path) -> dict[str, A
 
 
 def defaults_of(config: Component, schema: Schema[Any]) -> dict[str, Any]:
-    """The default of each key in an identity of `config`, for runs that are older than the key."""
+    """Return the default of each key in an identity of `config`, for runs that are older than the key."""
     return dict(flat(default_tables(config, schema)))
 
 
@@ -151,7 +151,7 @@ def compare(
     wanted: Collection[str] = (),
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Differences:
-    """The differences, one line each: `key: was, is`, `file: was, is`. The id is not compared.
+    """Return the differences, one line each: `key: was, is`, `file: was, is`. The id is not compared.
 
     wanted    the keys that the resume itself changes
     defaults  of all keys: one that did not exist when the run began is the same where it has its default now
@@ -183,7 +183,7 @@ def compare(
 
 
 def _with_younger(was: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings `was` with those that did not exist and have their default now, also in tables within."""
+    """Return the settings `was` with those that did not exist and have their default now, also in tables within."""
     found = dict(was)
     for key, value in now.items():
         if key not in was and key in defaults and value == defaults[key]:
@@ -205,7 +205,7 @@ def take_up(
     wanted: Collection[str] = (),
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> TakenUp:
-    """How the run in `held` continues as `now`; `run.json` is updated if necessary.
+    """Return how the run in `held` continues as `now`; `run.json` is updated if necessary.
 
     `wanted`: the keys that this resume changes itself. With any, `run.json` stays as it is until the caller has the
     run ready and records them. `defaults`: of all keys, see `compare`.
@@ -253,12 +253,12 @@ def _cannot_be_exact(path: Path, refused: Sequence[str]) -> str:
 
 
 def steps_done(held: RunDirectory) -> int:
-    """The step of the newest checkpoint whose record verifies; 0 without one."""
+    """Return the step of the newest checkpoint whose record verifies; 0 without one."""
     return _step(next(iter(_records(held.checkpoints).values()), None))
 
 
 def _records(checkpoints: Path) -> dict[str, dict[str, Any]]:
-    """The records of the checkpoints by name, newest first; damaged ones are left out."""
+    """Return the records of the checkpoints by name, newest first; damaged ones are left out."""
     records = {}
     for _, path in reversed(durable.numbered(checkpoints)):
         if not durable.verify(path, only=("state.json",)):
@@ -273,7 +273,7 @@ def _step(record: Mapping[str, Any] | None) -> int:
 
 
 def flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings of nested tables by dotted key (`rewards.0.weight`), with values that JSON can hold."""
+    """Return the settings of nested tables by dotted key (`rewards.0.weight`), with values that JSON can hold."""
     for section, table in tables.items():
         items = enumerate(table) if isinstance(table, list) else [(None, table)]
         for index, item in items:
@@ -283,7 +283,7 @@ def flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def storable(value: Any) -> Any:
-    """A value for JSON: numbers that are not finite as text."""
+    """Return a value for JSON: numbers that are not finite as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -292,14 +292,14 @@ def storable(value: Any) -> Any:
 
 
 def _is_code(value: Any) -> bool:
-    """Whether a setting names a function or class: "file.py:name", "module:name", or an object."""
+    """Return whether a setting names a function or class: "file.py:name", "module:name", or an object."""
     if not isinstance(value, str):
         return False
     return bool(value.startswith(IN_MEMORY) or CODE_PATH.fullmatch(value) or MODULE_PATH.fullmatch(value))
 
 
 def _file_of(key: str, value: Any, base: Path) -> Path | None:
-    """The file or folder that a setting names; None: it names none, or one that does not exist."""
+    """Return the file or folder that a setting names; None: it names none, or one that does not exist."""
     if not isinstance(value, str) or not value or "\0" in value or value.startswith(IN_MEMORY):
         return None
     section, _, name = key.partition(".")
@@ -317,7 +317,7 @@ def _file_of(key: str, value: Any, base: Path) -> Path | None:
 
 
 def _module_file(name: str, base: Path) -> Path | None:
-    """The source of a module, found as an import would find it, and not imported."""
+    """Return the source of a module, found as an import would find it, and not imported."""
     inner = Path(*name.split("."))
     for folder in (base, *map(Path, sys.path)):
         for file in ((folder / inner).with_suffix(".py"), folder / inner / "__init__.py"):
@@ -327,7 +327,7 @@ def _module_file(name: str, base: Path) -> Path | None:
 
 
 def _parts(path: Path) -> dict[str, list[Any]]:
-    """`{name: [size, sha256]}` of a file ("") or of a model's folder, where large files have no sha256."""
+    """Return `{name: [size, sha256]}` of a file ("") or of a model's folder, where large files have no sha256."""
     if path.is_file():
         return {"": [path.stat().st_size, durable.sha256(path)]}
     found = {}
@@ -339,7 +339,7 @@ def _parts(path: Path) -> dict[str, list[Any]]:
 
 
 def _file_lines(key: str, was: Any, now: Any) -> list[tuple[bool, str]]:
-    """`(is source code, line)` for each difference of a file or folder."""
+    """Return `(is source code, line)` for each difference of a file or folder."""
     if was is None or now is None:
         return []  # the changed setting is reported, or the reader reports that the file is missing
     lines = []
@@ -359,6 +359,6 @@ def _content(part: list[Any] | None) -> str:
 
 
 def shown_value(value: Any) -> str:
-    """A setting's value for a message, cut where it is long."""
+    """Return a setting's value for a message, cut where it is long."""
     text = "not set" if value is None else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"

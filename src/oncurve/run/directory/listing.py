@@ -44,19 +44,19 @@ class ListedRun:
     best_kept: bool | None = None
 
     def cells(self) -> tuple[str, ...]:
-        """The run as a row of a table."""
+        """Return the run as a row of a table."""
         best = "-" if self.best is None else f"{self.metric} {self.best:.4g} at {self.best_step}"
         best += " (its checkpoint is gone)" if self.best_kept is False else ""
         steps = f"{self.step}" if self.steps is None else f"{self.step}/{self.steps}"
         return str(self.path), self.state, steps, best, _ago(self.age_seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self) | {"path": str(self.path)}
 
 
 def list_runs(folder: Path | None = None) -> list[ListedRun]:
-    """The runs below `folder` (None: `runs`), or the one that it is, the last to write first.
+    """Return the runs below `folder` (None: `runs`), or the one that it is, the last to write first.
 
     Nothing is changed, and a run that goes on is not disturbed. Raises RunDirectoryError: there is no such folder.
     """
@@ -69,7 +69,7 @@ def list_runs(folder: Path | None = None) -> list[ListedRun]:
 
 
 def table_of(runs: list[ListedRun]) -> str:
-    """The runs as lines to read."""
+    """Return the runs as lines to read."""
     if not runs:
         return "There are no runs here. `oncurve train RECIPE` begins one, in runs/."
     rows = [("run", "state", "step", "best", "age"), *(run.cells() for run in runs)]
@@ -80,7 +80,7 @@ def table_of(runs: list[ListedRun]) -> str:
 
 
 def _runs(folder: Path, depth: int) -> Iterator[Path]:
-    """The run directories in and below `folder`; nothing inside of one is looked at."""
+    """Return the run directories in and below `folder`; nothing inside of one is looked at."""
     if (folder / CONFIG).is_file() and any((folder / name).is_file() for name in (ENVIRONMENT, IDENTITY)):
         yield folder
     elif depth:
@@ -121,6 +121,6 @@ def _of(config: Mapping[str, Any], section: str) -> Mapping[str, Any]:
 
 
 def _ago(seconds: float) -> str:
-    """The age in its largest unit: `"3 h"`."""
+    """Return the age in its largest unit: `"3 h"`."""
     unit, size = next((pair for pair in UNITS if seconds >= pair[1]), UNITS[-1])
     return f"{max(0, int(seconds / size))} {unit}"

@@ -15,7 +15,7 @@ LONGEST = 80
 
 
 def run_name(recipe: str | Path, config: RunConfig) -> str:
-    """`run.name`, or the recipe's or preset's name and the model's: `"gsm8k-qwen2.5-0.5b"`.
+    """Return `run.name`, or the recipe's or preset's name and the model's: `"gsm8k-qwen2.5-0.5b"`.
 
     A recipe that is called `config` or `recipe` has the name of its folder. The model is left out where its folder's
     name says nothing, or the recipe's name has it.
@@ -29,7 +29,7 @@ def run_name(recipe: str | Path, config: RunConfig) -> str:
 
 
 def free_directory(name: str) -> Path:
-    """The first of `runs/<name>`, `runs/<name>-2` and so on that does not exist."""
+    """Return the first of `runs/<name>`, `runs/<name>-2` and so on that does not exist."""
     usable_path(Path("runs") / name, "run.name")
     number = 1
     while True:
@@ -40,11 +40,11 @@ def free_directory(name: str) -> Path:
 
 
 def _called(recipe: Path) -> str:
-    """The name of a recipe's file, of a run's folder that is taken as a recipe, or of a preset."""
+    """Return the name of a recipe's file, of a run's folder that is taken as a recipe, or of a preset."""
     name = recipe.stem if recipe.suffix in (".toml", ".yaml", ".yml") else recipe.name
     return _plain(recipe.resolve().parent.name if name.lower() in NAMELESS else name)
 
 
 def _plain(name: str) -> str:
-    """The name in small letters, with digits, dots and hyphens, as folders are called."""
+    """Return the name in small letters, with digits, dots and hyphens, as folders are called."""
     return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from oncurve.base.errors import TrainingError
 from oncurve.metrics import Metrics
 from oncurve.rewards import Scorer, Scoring
-from oncurve.rollout import OnGroup, RolloutEngine, measured, sample
+from oncurve.rollout import OnGroup, RolloutEngine, sample
 from oncurve.trainer.groups.surplus import DynamicSampling, SurplusGroup
 from oncurve.trainer.protocols import PromptSource
 from oncurve.trainer.result import Collected
@@ -94,7 +94,7 @@ class Collecting:
         with self.scorer.begin(step) as scoring:
             with timer(metrics, "rollout"), divergence_explained(step):
                 groups = sample(self.engine, prompts, draw, self.group_size, on_group=self._handing_to(scoring))
-            for name, value in measured(self.engine).items():
+            for name, value in self.engine.measured().items():
                 metrics.add(name, value)
             return self._scored(groups, scoring, metrics), cursor
 

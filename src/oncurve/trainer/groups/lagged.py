@@ -25,7 +25,6 @@ from oncurve.base.errors import CheckpointError, ConfigError
 from oncurve.learner import FROZEN
 from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights, Weights, changing_tensors, held
-from oncurve.rollout import prepare
 from oncurve.trainer.groups.collecting import Collecting, GivenUpError
 from oncurve.trainer.groups.source import Groups
 from oncurve.trainer.result import Collected
@@ -187,7 +186,7 @@ class LaggedGroups(Groups):
     def _prepare(self, now: _Collection) -> None:
         """Have the weights of the step that follows sent during the rollout of this one."""
         if now.after is not None and now.after.weights is not now.weights:
-            prepare(self.engine, now.after.weights)
+            self.engine.prepare(now.after.weights)
 
     def _wait_for(self, collection: _Collection) -> None:
         if self._thread is None:

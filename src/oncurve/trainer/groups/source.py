@@ -11,7 +11,7 @@ from typing import Any
 from oncurve.metrics import Metrics
 from oncurve.models import Weights
 from oncurve.rewards import Scorer
-from oncurve.rollout import RolloutEngine, worked
+from oncurve.rollout import RolloutEngine
 from oncurve.trainer.groups.collecting import Collecting
 from oncurve.trainer.groups.surplus import DynamicSampling
 from oncurve.trainer.protocols import PromptSource
@@ -75,7 +75,8 @@ class Groups:
 
     def worked(self, since: float = 0.0) -> float | None:
         """Return the seconds for which other processes have sampled, the mean over them, less `since`; None: none."""
-        return worked(self.engine, since)
+        seconds = self.engine.worked()
+        return None if seconds is None else seconds - since
 
     @contextmanager
     def paused(self) -> Iterator[None]:

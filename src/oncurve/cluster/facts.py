@@ -1,12 +1,48 @@
-"""What the plan says of a cluster of several processes."""
+"""Facts of a cluster that other parts need."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from oncurve.cluster.keys import ProcessSettings
 
 
+@dataclass(frozen=True)
+class ClusterFacts:
+    """Facts of a cluster; the defaults are those of one process.
+
+    alone            one process does everything, as if there were no `[cluster]`
+    on_this_machine  all processes are on this machine, whose memory they need
+    processes        that each hold a policy with its optimizer
+    divided          these processes divide the policy and its optimizer among them
+    offload          what they divide is in the memory of their hosts
+    workers          processes that each hold a policy to sample from, in addition
+    shard_groups     groups that a worker decodes together
+    lag              step n trains what the weights after step n - 1 - lag wrote
+    exact            other processes sample as this one does; see `RolloutEngine.exact`
+    served           servers sample that take and give token ids alone
+    sentences        what the plan says of it
+    """
+
+    alone: bool = True
+    on_this_machine: bool = True
+    processes: int = 1
+    divided: bool = False
+    offload: bool = False
+    workers: int = 0
+    shard_groups: int = 1
+    lag: int = 0
+    exact: bool = True
+    served: bool = False
+    sentences: tuple[str, ...] = ()
+
+    def idle_workers(self, groups: int) -> int:
+        """Return how many workers have nothing to do in a rollout of so many groups."""
+        return max(0, self.workers - -(-groups // self.shard_groups))
+
+
 def sentences_of(cluster: ProcessSettings) -> list[str]:
-    """How rollouts and updates are shared."""
+    """Return how rollouts and updates are shared."""
     shards = f"{cluster.gradient_shards} gradient shard{'s' * (cluster.gradient_shards > 1)} added in a fixed tree"
     ranks = f"{cluster.learner_ranks} process{'es' * (cluster.learner_ranks > 1)}"
     threads = f"{cluster.rank_threads} thread{'s' * (cluster.rank_threads > 1)}"

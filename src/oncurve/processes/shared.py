@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import weakref
 from collections.abc import Callable, Iterable
+from typing import Any
 
 Pieces = list[memoryview]
 
@@ -26,15 +28,21 @@ class SharedBytes:
     def __init__(self, pieces: Iterable[memoryview]) -> None:
         self.descriptor = os.memfd_create("oncurve")
         weakref.finalize(self, os.close, self.descriptor)
-        self._lengths: list[int] = []
-        for piece in pieces:
-            left = piece
-            while left:
-                left = left[os.write(self.descriptor, left) :]
-            self._lengths.append(len(piece))
+        self._lengths = write_pieces(self.descriptor, pieces)
 
     def __reduce__(self) -> tuple[Callable[..., Pieces], tuple[str, tuple[int, int], list[int]]]:
         return _opened, (f"/proc/{os.getpid()}/fd/{self.descriptor}", _identity(self.descriptor), self._lengths)
+
+
+def write_pieces(descriptor: int, pieces: Iterable[memoryview]) -> list[int]:
+    """Write pieces one after another; return their lengths. Raises OSError: there is no room."""
+    lengths = []
+    for piece in pieces:
+        left = piece
+        while left:
+            left = left[os.write(descriptor, left) :]
+        lengths.append(len(piece))
+    return lengths
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
@@ -60,3 +68,38 @@ def pieces_of(descriptor: int, lengths: list[int]) -> Pieces:
     whole = memoryview(mmap.mmap(descriptor, sum(lengths), prot=mmap.PROT_READ))
     ends = [sum(lengths[: index + 1]) for index in range(len(lengths))]
     return [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+class StoredBytes:
+    """`pieces` in Ray's object store. Pickled, it becomes the list of the pieces where a keeper has them in memory.
+
+    Each piece may be overwritten as soon as the next one is asked for. Raises OSError: there is no room.
+    """
+
+    def __init__(self, ray: Any, pieces: Iterable[memoryview]) -> None:
+        import numpy as np  # here: a keeper, which imports this module, does without
+
+        self.token = secrets.token_hex(8)
+        self.references: list[Any] = []
+        self._lengths: list[int] = []
+        try:
+            for piece in pieces:
+                self.references.append(ray.put(np.frombuffer(piece, dtype=np.uint8)))
+                self._lengths.append(len(piece))
+        except ray.exceptions.RayError as error:
+            raise OSError(str(error).partition("\n")[0]) from error
+
+    def __reduce__(self) -> tuple[Callable[..., Pieces], tuple[str, list[int]]]:
+        return _arrived, (self.token, self._lengths)
+
+
+def _arrived(number: str, lengths: list[int]) -> Pieces:
+    """The pieces in the keeper's descriptor of this number; none where it has others by now."""
+    try:
+        descriptor = os.open(f"/proc/{os.getppid()}/fd/{int(number)}", os.O_RDONLY)
+    except OSError:
+        return []
+    try:
+        return pieces_of(descriptor, lengths) if os.fstat(descriptor).st_size == sum(lengths) > 0 else []
+    finally:
+        os.close(descriptor)

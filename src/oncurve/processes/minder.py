@@ -10,11 +10,12 @@ When the pipe closes, because the worker closes it or ends in whatever way, the 
 processes that it has started, and removes the folder. The engines of a vLLM server that is killed go on: the minder
 kills them also where the server ends by itself.
 
-This file is what the minder runs, which imports nothing but the standard library.
+This file is what the minder runs, and so it imports nothing heavy.
 """
 
+from __future__ import annotations
+
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -26,10 +27,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from oncurve.base.closing import reap
+from oncurve.processes.spawn import FOR_THE_RUN, end_with, start, start_python, unblock
+
 _LOG, _ENDED = "server.log", "ended"
-_PR_SET_PDEATHSIG = 1
 _TURN_SECONDS, _END_SECONDS, _POLL_SECONDS = 60.0, 5.0, 0.02
 _LONGEST_WORDS = 300
 
@@ -50,8 +54,9 @@ class Minder:
         self.folder = Path(tempfile.mkdtemp(prefix="oncurve-vllm-"))
         self._log = self.folder / _LOG
         with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__, str(self.folder)],
+            self._process = start_python(
+                "oncurve.processes.minder:mind",
+                str(self.folder),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -67,7 +72,7 @@ class Minder:
             self._process.stdin.flush()
 
     def ending(self, seconds: float = 0.0) -> str:
-        """How the server has ended, and why as far as its output says; "" where it has not ended within `seconds`."""
+        """Return how the server has ended, and why as far as its output says; "" where it has not within `seconds`."""
         deadline = time.monotonic() + seconds
         while (code := self._code()) is None:
             if time.monotonic() >= deadline:
@@ -85,8 +90,6 @@ class Minder:
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            from oncurve.base.closing import reap  # here: the minder's own process has no such module
-
             self._process.kill()  # the server ends with it
             reap(self._process, _END_SECONDS)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -105,13 +108,15 @@ def first_cause(log: str) -> str:
     return " ".join(found[1].split()) if found else log.strip().rpartition("\n")[2].strip()
 
 
-def mind(folder: Path) -> None:
-    """Run the command that comes on standard input until it ends; remove `folder` when standard input is closed.
+def mind(path: str) -> None:
+    """Run the command that comes on standard input until it ends; remove the folder when standard input is closed.
 
     A scheduler ends a job by a signal to all its processes: the minder waits for the end of the worker all the same.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    folder = Path(path)
+    for number in FOR_THE_RUN:
         signal.signal(number, lambda *ignored: None)  # the server does not inherit it
+    unblock()
     try:
         if order := sys.stdin.readline():
             _serve(json.loads(order), folder)
@@ -126,9 +131,8 @@ def mind(folder: Path) -> None:
 
 def _serve(command: Sequence[str], folder: Path) -> None:
     pipe = sys.stdin.fileno()
-    server = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_the_minder
-    )
+    ends = partial(end_with, os.getpid())
+    server = start(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=ends)
     closed = _until_closed(pipe, os.pidfd_open(server.pid))
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
@@ -148,16 +152,8 @@ def _tell(folder: Path, code: int) -> None:
 
 
 def _until_closed(pipe: int, *others: int) -> bool:
-    """Whether the pipe has closed, as soon as it has, or as soon as one of `others` can be read."""
+    """Return whether the pipe has closed, as soon as it has, or as soon as one of `others` can be read."""
     while True:
         ready, _, _ = select.select([pipe, *others], [], [], _TURN_SECONDS)
         if ready:
             return pipe in ready
-
-
-def _end_with_the_minder() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-
-
-if __name__ == "__main__":
-    mind(Path(sys.argv[1]))

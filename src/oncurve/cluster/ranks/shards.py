@@ -1,0 +1,49 @@
+"""The gradient of an update in shards: a learner computes each by itself, and they are added in a fixed tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from oncurve.batching import shards
+from oncurve.learner import Accumulated, LocalLearner
+from oncurve.metrics import Metrics
+from oncurve.parallel import ALONE, World
+from oncurve.types import TrainBatch
+
+
+class GradientShards:
+    """The rows with a gradient in shards; a piece is None for one without rows, and may be for another rank's."""
+
+    def __init__(self, learner: LocalLearner, pieces: Sequence[TrainBatch | None]) -> None:
+        self._learner, self.pieces = learner, pieces
+
+    @classmethod
+    def of(cls, learner: LocalLearner, minibatch: TrainBatch, count: int) -> GradientShards:
+        """Cut the rows of a minibatch that have a gradient into `count` shards."""
+        rows = learner.rows_of(minibatch)
+        return cls(learner, [None] * count if rows is None else shards(rows, count))
+
+    def summed(self, world: World = ALONE) -> dict[int, Accumulated]:
+        """Compute this rank's shards, and add all ranks' gradients in the tree of `World.tree_sum`: rank 0 has the sum.
+
+        Returns loss and statistics of its shards by index. Raises LostRankError: nothing but `.grad` has changed.
+        """
+        found: dict[int, Accumulated] = {}
+
+        def leaf(index: int) -> list[Tensor]:
+            found[index] = self._learner.gradient_of(self.pieces[index])
+            return list(self._learner.optimizer.gradients().values())
+
+        world.tree_sum(leaf, len(self.pieces))
+        return found
+
+    def joined(self, minibatch: TrainBatch, found: Mapping[int, Accumulated]) -> Accumulated:
+        """Return what `LocalLearner.accumulate` does, of all shards: losses and statistics are added in their order."""
+        metrics, loss = Metrics(), torch.zeros((), dtype=torch.float64)
+        for index in sorted(found):
+            loss += found[index].loss.cpu()
+            metrics.merge(found[index].metrics)
+        return self._learner.completed(minibatch, Accumulated(loss, metrics))

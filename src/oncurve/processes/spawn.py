@@ -1,0 +1,99 @@
+"""Start processes, and tie their end to the end of this one.
+
+    child = start_python("oncurve.processes.fleets.nursery:main", str(descriptor), pass_fds=(descriptor,))
+    end_with(parent)                        in the child: the kernel ends it when its parent ends, however that ends
+
+This module imports the standard library only, so that what it starts begins quickly and stays small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from oncurve.processes.causes import how_it_ended
+
+FOR_THE_RUN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals for the run's own process, also where a scheduler or a terminal sends them to all its processes."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_BOOT = (
+    "import sys; from importlib import import_module; sys.path.append(sys.argv[1]); "
+    "module, _, name = sys.argv[2].partition(':'); getattr(import_module(module), name)(*sys.argv[3:])"
+)
+
+
+def start(command: Sequence[str], **settings: Any) -> subprocess.Popen[bytes]:
+    """Start a program, with the `settings` of `subprocess.Popen`. Raises OSError."""
+    return subprocess.Popen(command, **settings)
+
+
+def start_python(target: str, *arguments: str, **settings: Any) -> subprocess.Popen[bytes]:
+    """Start a Python process that calls `target`, as in `"module:function"`, with `arguments`.
+
+    What it prints to standard output is lost, unless `settings` say otherwise. The signals `FOR_THE_RUN` are blocked in
+    it until it has decided about them and calls `unblock`. Raises OSError.
+    """
+    source = str(Path(__file__).parents[2])
+    settings = {"stdout": subprocess.DEVNULL, **settings}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_RUN)
+    try:
+        return start([sys.executable, "-P", "-c", _BOOT, source, target, *arguments], **settings)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def feed(child: subprocess.Popen[bytes], data: bytes) -> None:
+    """Write `data` to a child's standard input, and close it, in a thread: the child may take it slowly."""
+
+    def work() -> None:
+        assert child.stdin is not None
+        with contextlib.suppress(OSError), child.stdin as stdin:  # it has ended
+            stdin.write(data)
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+def unblock() -> None:
+    """Take the signals that `start_python` has blocked."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_RUN)
+
+
+def ending(child: subprocess.Popen[bytes], seconds: float = 5.0) -> str:
+    """Return how a child that is ending has ended, in words; end it after so many `seconds`."""
+    try:
+        return how_it_ended(child.wait(seconds))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # this process ends before it, then
+            child.wait(seconds)
+        return "it closed its connection and did not end"
+
+
+def end_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Get the signal `number` when the thread of the process `parent` ends that has started this one.
+
+    Where `parent` has ended already, this process ends at once.
+    """
+    _ask_kernel(_PR_SET_PDEATHSIG, int(number))
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what is left of this process's children."""
+    _ask_kernel(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _ask_kernel(option: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(option, value)
