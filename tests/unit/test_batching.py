@@ -237,3 +237,112 @@ def test_a_field_without_axes_is_refused_by_name():
     careless = Careless(**{entry.name: getattr(batch, entry.name) for entry in fields(batch)})
     with pytest.raises(TypeError, match=r"the field extra of Careless must state its axes"):
         select_rows(careless, torch.tensor([0]))
+
+
+def three_groups() -> TrainBatch:
+    """Lengths [2, 3], [1, 1], [4, 2]; prompts of 4, 1 and 2 tokens; stats and hidden states that number tokens."""
+    batch = collate(
+        [
+            group((5, 9, 5, 3), (6, 2), (7, 7, 7)),
+            group((1,), (2,), (0,)),
+            group((1, 2), (1, 1, 1, 1), (3, 0)),
+        ]
+    )
+    numbers = torch.arange(batch.completion_ids.numel()).reshape(batch.completion_ids.shape)
+    return batch.having(
+        old_logprobs=-numbers.double(),
+        token_weights=numbers.double(),
+        ref_hidden=torch.arange(int(batch.lengths.sum())).double()[:, None].expand(-1, 2),
+    )
+
+
+def test_selected_groups_are_renumbered_and_bring_all_their_streams() -> None:
+    batch = three_groups()
+    picked = select_groups(batch, [2, 1])
+    assert picked.completion_ids.tolist() == [[1, 1, 1, 1], [3, 0, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
+    assert picked.group_ids.tolist() == [0, 0, 1, 1]
+    assert [p.tolist() for p in picked.prompts] == [[1, 2], [1]]
+    assert picked.token_weights is not None
+    assert picked.token_weights[:, 0].tolist() == [16, 20, 8, 12]
+    assert picked.ref_hidden is not None
+    assert picked.ref_hidden[:, 0].tolist() == [7, 8, 9, 10, 11, 12, 5, 6]
+    short = select_groups(batch, [1])
+    assert short.completion_ids.shape == (2, 1)
+    assert short.old_logprobs is not None
+    assert short.old_logprobs.shape == (2, 1)
+
+
+@pytest.mark.parametrize("groups", [[], [3], [-1], [0, 0]])
+def test_groups_that_are_not_there_cannot_be_selected(groups: list[int]) -> None:
+    with pytest.raises(ValueError, match="cannot select"):
+        select_groups(three_groups(), groups)
+
+
+def test_selected_rows_bring_only_their_groups() -> None:
+    picked = select_rows(three_groups(), torch.tensor([1, 4]))
+    assert picked.completion_ids.tolist() == [[7, 7, 7, 0], [1, 1, 1, 1]]
+    assert picked.group_ids.tolist() == [0, 1]
+    assert [p.tolist() for p in picked.prompts] == [[5, 9, 5, 3], [1, 2]]
+    assert picked.ref_hidden is not None
+    assert picked.ref_hidden[:, 0].tolist() == [2, 3, 4, 7, 8, 9, 10]
+    with pytest.raises(ValueError, match="no rows"):
+        select_rows(three_groups(), torch.tensor([], dtype=torch.int64))
+
+
+def test_concatenation_undoes_selection() -> None:
+    batch = three_groups()
+    joined = concat([select_groups(batch, [0]), select_groups(batch, [1, 2])])
+    assert joined.completion_ids.tolist() == batch.completion_ids.tolist()
+    assert joined.group_ids.tolist() == batch.group_ids.tolist()
+    assert joined.loss_mask.tolist() == batch.loss_mask.tolist()
+    assert joined.ref_hidden is not None
+    assert batch.ref_hidden is not None
+    assert joined.ref_hidden.tolist() == batch.ref_hidden.tolist()
+    with pytest.raises(ValueError, match="old_logprobs is in 1 of 2"):
+        concat([batch, batch.having(old_logprobs=None)])
+    with pytest.raises(ValueError, match="at least one batch"):
+        concat([])
+
+
+def test_one_minibatch_is_the_batch_itself_and_there_are_never_more_than_groups() -> None:
+    batch = three_groups()
+    assert minibatches(batch, 1, 0, 0, 0)[0] is batch
+    assert len(minibatches(batch, 10, 0, 0, 0)) == 3
+
+
+@pytest.mark.parametrize(("count", "pass_index"), [(0, 0), (1, -1), (1, 1 << 20)])
+def test_minibatch_numbers_out_of_range_are_refused(count: int, pass_index: int) -> None:
+    with pytest.raises(ValueError, match="count must be >= 1"):
+        minibatches(three_groups(), count, 0, 0, pass_index)
+
+
+def test_a_group_that_fits_whole_in_a_new_piece_is_not_split() -> None:
+    """Costs: group 0 is 4 + 2 + 3 = 9, group 1 is 1 + 1 + 1 = 3, group 2 is 2 + 4 + 2 = 8."""
+    assert [piece.size for piece in micro_batches(three_groups(), 20)] == [6]
+    assert [piece.size for piece in micro_batches(three_groups(), 12)] == [4, 2]
+    assert [piece.size for piece in micro_batches(three_groups(), 11)] == [2, 4]
+    assert [piece.size for piece in micro_batches(three_groups(), 9)] == [2, 2, 2]
+
+
+def test_a_group_above_the_budget_is_split_and_its_prompt_repeated() -> None:
+    pieces = list(micro_batches(three_groups(), 7))
+    assert [piece.size for piece in pieces] == [1, 1, 2, 1, 1]
+    assert [[len(p) for p in piece.prompts] for piece in pieces] == [[4], [4], [1], [2], [2]]
+    assert [piece.group_ids.tolist() for piece in pieces] == [[0], [0], [0, 0], [0], [0]]
+
+
+def test_a_row_above_the_budget_goes_alone() -> None:
+    assert [piece.size for piece in micro_batches(three_groups(), 1)] == [1] * 6
+    with pytest.raises(ValueError, match="tokens_per_micro_batch must be >= 1"):
+        next(micro_batches(three_groups(), 0))
+
+
+def test_an_end_token_that_equals_the_padding_is_trained() -> None:
+    batch = collate([group((1,), (4, 0), (4, 4, 0))])
+    assert batch.loss_mask.sum(1).tolist() == [2, 3]
+
+
+def test_padding_to_a_given_length() -> None:
+    assert collate([group((1,), (4, 4), (4,))], pad_length=5).completion_ids.shape == (2, 5)
+    with pytest.raises(ValueError, match="pad_length 1"):
+        collate([group((1,), (4, 4), (4,))], pad_length=1)

@@ -1,6 +1,7 @@
 """A child process is waited for on every path: none is dropped while it may still run, however long its end takes."""
 
 import gc
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 import oncurve
 from fakes.calls import Counted
 from fakes.waiting import until
+from oncurve.base.closing import reap
 from oncurve.processes import Minder, minder
 from oncurve.processes.fleets import HostFleet, host_fleet, nursery
 from oncurve.processes.fleets.keeper import keeper_class
@@ -103,3 +105,11 @@ def test_a_keeper_waits_for_the_process_that_it_has_killed() -> None:
     assert said == "it closed its connection and did not end"
     assert keeper.child.returncode is not None
     keeper.end.close()
+
+
+def test_the_exit_code_is_known_where_the_child_ends_within_the_limit() -> None:
+    assert reap(subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]), 60.0) == 3
+    slow = subprocess.Popen(["sleep", "600"])
+    assert reap(slow, 0.0) is None
+    slow.kill()
+    until(lambda: slow.returncode == -9)

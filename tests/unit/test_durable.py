@@ -18,6 +18,7 @@ from oncurve.durable import (
     AppendLog,
     DiskError,
     StorageError,
+    discard,
     fetch,
     newest_valid,
     prune,
@@ -25,6 +26,7 @@ from oncurve.durable import (
     read_log,
     read_tensors,
     store,
+    sync_files,
     to_json,
     verify,
     write_directory,
@@ -334,3 +336,100 @@ def test_a_write_that_fails_half_way_leaves_nothing_behind(tmp_path: Path) -> No
     assert sorted(os.listdir(tmp_path)) == ["log", "plain", "step-1"]
     assert (tmp_path / "plain").read_bytes() == b"before"
     assert [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()] == [{"a": 1}, {"a": 2}]
+
+
+def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_directory(tmp_path / name, files() if name == "a" else dict(reversed(files().items())))
+    for file in ("manifest.json", "state.json", "model/weights.safetensors"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_written_files_follow_the_umask(tmp_path: Path) -> None:
+    write_directory(tmp_path / "d", files())
+    write_file(tmp_path / "plain", b"x")
+    (tmp_path / "reference").write_bytes(b"x")
+    expected = (tmp_path / "reference").stat().st_mode
+    for file in ("d/state.json", "d/model/weights.safetensors", "d/manifest.json", "plain"):
+        assert (tmp_path / file).stat().st_mode == expected
+
+
+def test_writing_over_a_directory_replaces_it_whole(tmp_path: Path) -> None:
+    write_directory(tmp_path / "d", {"a": b"1", "gone": b"2"})
+    write_directory(tmp_path / "d", {"a": b"3"})
+    assert sorted(os.listdir(tmp_path / "d")) == ["a", "manifest.json"]
+    assert os.listdir(tmp_path) == ["d"]
+
+
+def test_frozen_tensors_that_no_record_names_are_discarded(tmp_path: Path) -> None:
+    frozen = tmp_path / "frozen"
+    assert discard(frozen, []) == []
+    one, two, three = (store(frozen, {"w": torch.full((3,), float(value))}) for value in range(3))
+    (frozen / ".tmp-frozen-1-0123abcd").write_bytes(b"half")
+    assert discard(frozen, [to_json({"reference": one}), b"damaged " + two.encode()]) == [frozen / three]
+    assert sorted(os.listdir(frozen)) == sorted([one, two])
+
+
+@pytest.mark.parametrize("text", ["half \ud83d", "\udc00", "\ud83d\n\\ud83d", "\U0001f600 \ude00"])
+def test_half_a_character_is_stored_and_read_back(tmp_path: Path, text: str) -> None:
+    record = {"text": text, text: [{"deep": text}], "step": 1}
+    with AppendLog(tmp_path / "log") as log:
+        offset = log.append(record)
+        assert log.append({"step": 2}) == offset + len(b'{"step": 2}\n')
+    assert read_log(tmp_path / "log") == [record, {"step": 2}]
+    (tmp_path / "log").read_bytes().decode()  # UTF-8 as any tool reads it
+    write_file(tmp_path / "file", to_json(record))
+    assert read_json(tmp_path / "file") == record
+
+
+def test_an_error_that_does_not_pass_is_no_disk_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pwrite(*_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with AppendLog(tmp_path / "log") as log:
+        log.append({"a": 1})
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", pwrite)
+            with pytest.raises(StorageError, match="Read-only") as caught:
+                log.append({"a": 2})
+        assert not isinstance(caught.value, DiskError)
+        log.append({"a": 3})
+    assert read_log(tmp_path / "log") == [{"a": 1}, {"a": 3}]
+
+
+def test_a_log_that_is_a_hard_link_is_continued_as_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_bytes(b"{}\n{}\n")
+    os.link(tmp_path / "theirs", tmp_path / "log")
+    with AppendLog(tmp_path / "log", offset=3) as log:
+        log.append({"step": 1})
+    assert (tmp_path / "theirs").read_bytes() == b"{}\n{}\n"
+    assert read_log(tmp_path / "log") == [{}, {"step": 1}]
+
+
+def test_the_memory_of_a_log_is_bounded_while_the_disk_takes_it(tmp_path: Path) -> None:
+    with AppendLog(tmp_path / "log") as log:
+        for number in range(40):
+            log.append({"a": number, "b": "x" * 100_000})
+            assert len(log._tail) < 1_200_000
+    assert [record["a"] for record in read_log(tmp_path / "log")] == list(range(40))
+
+
+def test_a_file_that_waits_for_its_sync_is_whole_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    paths = [tmp_path / "kept" / name for name in ("one", "two", "removed")]
+    for path in paths:
+        write_file(path, b"before", sync=False)
+        write_file(path, path.name.encode(), sync=False)
+    assert [path.read_text() for path in paths] == ["one", "two", "removed"]
+    assert sorted(os.listdir(tmp_path / "kept")) == ["one", "removed", "two"]
+    assert synced == []
+    paths[2].unlink()
+    sync_files(paths)
+    assert synced == ["one", "two", "kept"]

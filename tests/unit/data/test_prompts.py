@@ -229,3 +229,47 @@ def test_what_is_taken_depends_on_the_cursor_only(size: int, start: int, counts:
         taken += [prompt.id for prompt in some]
     assert cursor == start + sum(counts)
     assert taken == (ids(PromptOrder(prompts(size), seed=1), start, len(taken)) if taken else [])
+
+
+def test_chat_can_be_refused_and_asked_for():
+    assert said_to_model(opened("hi", chatty=True, chat="never")) == "hi"
+    with pytest.raises(DataError, match=r"data row 0: .* has no chat template"):
+        opened("hi", chat="always")
+
+
+def test_a_system_message_comes_first():
+    assert said_to_model(opened("hi", chatty=True, system="Be brief.")) == "<system>Be brief.<user>hi<>"
+    messages = [{"role": "user", "content": "hi"}]
+    assert said_to_model(opened({"prompt": messages}, chatty=True, system="S")) == "<system>S<user>hi<>"
+    with pytest.raises(DataError, match="no chat template"):
+        opened("hi", system="Be brief.")
+
+
+@pytest.mark.parametrize("ids", [[65, -1], [-(10**30)], torch.tensor([65, -1])])
+def test_negative_token_ids_are_refused(ids: Any):
+    with pytest.raises(DataError, match="data row 0: column 'prompt' holds a negative token id"):
+        opened({"prompt": ids})
+
+
+def test_half_a_character_is_refused_in_every_column():
+    for row in ({"answer": "a\ud800"}, {"answer": [{"x": "\udc00"}]}, {"\ud800": 1}):
+        with pytest.raises(DataError, match=r"data row 0: column .* holds half a character"):
+            opened({"prompt": "hi", **row})
+
+
+def test_what_fits_the_model_bounds_prompts_too():
+    settings = InMemory(rows=("12345", "12"), overlong="drop", max_prompt_tokens=100)
+    assert open_prompts(load_rows(settings), settings, Letters(), fits=3).dropped == 1
+    assert open_prompts(load_rows(settings), settings, Letters()).dropped == 0
+
+
+def test_prompts_that_are_too_long_keep_their_last_tokens_and_are_counted():
+    settings = InMemory(rows=("12345", "12", "123456"), max_prompt_tokens=4, overlong="truncate_left")
+    prompts = open_prompts(load_rows(settings), settings, Letters())
+    whole = open_prompts(load_rows(settings), settings.model_copy(update={"max_prompt_tokens": None}), Letters())
+    assert (prompts.truncated, prompts.dropped, len(prompts)) == (2, 0, 3)
+    assert [prompts[n].ids for n in range(3)] == [whole[n].ids[-4:] for n in range(3)]
+    assert prompts[1] == whole[1]
+    assert prompts.first(1)[0].ids == whole[0].ids[-4:]
+    with pytest.raises(DataError, match="all 3 prompts are too long"):
+        open_prompts(load_rows(settings), settings, Letters(), fits=0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from collections import UserDict
 from collections.abc import Callable
@@ -15,7 +16,17 @@ import torch
 
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.components import build
-from oncurve.data import DATA_KINDS, DataSettings, Files, InMemory, TaskRows, load_eval_rows, load_rows
+from oncurve.data import (
+    DATA_KINDS,
+    DataSettings,
+    Files,
+    InMemory,
+    PromptOrder,
+    TaskRows,
+    load_eval_rows,
+    load_rows,
+    open_prompts,
+)
 from oncurve.data.containers import as_rows
 
 QUESTIONS = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(10)]
@@ -223,3 +234,52 @@ def test_held_out_rows_may_be_given_next_to_those_that_are_trained_on(tmp_path: 
     assert [dict(row) for row in held_out_again.items] == held_out.items
     with pytest.raises(DataError, match="held-out row 0: column 'x' cannot be kept"):
         InMemory(rows=["a"], eval_rows=[{"prompt": "c", "x": 1j}]).check_keepable()
+
+
+class Letters:
+    chat_template = None
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def weighted(tmp_path: Path, weights: list[float] | None, **more: Any) -> PromptOrder:
+    jsonl(tmp_path, [{"prompt": f"a{n}"} for n in range(30)], "a.jsonl")
+    jsonl(tmp_path, [{"prompt": f"b{n}"} for n in range(10)], "b.jsonl")
+    settings = Files(path=("a.jsonl", "b.jsonl"), weights=weights, **more)
+    prompts = open_prompts(load_rows(settings, tmp_path), settings, Letters())
+    return PromptOrder(prompts, seed=3, shuffle=settings.shuffle, mixture=prompts.mixture)
+
+
+def test_sources_give_prompts_by_their_weights_in_every_epoch_and_go_through_their_rows_evenly(tmp_path: Path):
+    order = weighted(tmp_path, [1, 1])
+    taken = [prompt.text for prompt in order.take(0, 40 * 3)[0]]
+    for epoch in range(3):
+        assert sum(text.startswith("a") for text in taken[40 * epoch : 40 * (epoch + 1)]) == 20
+    counts = {text: taken.count(text) for text in taken}
+    assert {counts[f"a{n}"] for n in range(30)} == {2}
+    assert {counts[f"b{n}"] for n in range(10)} == {6}
+    assert [prompt.text for prompt in order.take(57, 30)[0]] == taken[57:87]  # a resumed run goes on with the same
+    assert taken[:40] != taken[40:80]
+
+
+def test_a_source_that_gives_no_prompt_is_refused(tmp_path: Path):
+    with pytest.raises(DataError, match=r"source 2 of data\.path gives less than one prompt an epoch"):
+        weighted(tmp_path, [1000, 1])
+    with pytest.raises(DataError, match=r"source 2 of data\.path has no prompt left"):
+        weighted(tmp_path, [1, 1], limit=5)
+
+
+def test_an_iterator_is_read_as_far_as_is_said() -> None:
+    endless = ({"prompt": str(index)} for index in itertools.count())
+    assert InMemory(rows=endless, limit=3).rows == ({"prompt": "0"}, {"prompt": "1"}, {"prompt": "2"})
+    assert next(endless) == {"prompt": "3"}
+    whole = InMemory(rows=iter(ROWS), limit=3, eval_fraction=0.5)
+    assert whole.rows == tuple(ROWS)  # what is held out is some of all rows, as of a list's
+
+
+def test_an_iterator_that_does_not_end_is_refused() -> None:
+    with pytest.raises(DataError, match=r"goes on after 1,000,000 rows.*data.limit"):
+        as_rows(itertools.cycle(["a"]))
+    with pytest.raises(DataError, match="may be endless"):
+        InMemory(rows=itertools.cycle(["a"]), limit=3, eval_fraction=0.5)

@@ -238,3 +238,12 @@ NOT_BY_PATH: dict[str, Callable[[ModuleType], Any]] = {
 @pytest.mark.parametrize("what", NOT_BY_PATH)
 def test_others_have_none(module: ModuleType, what: str) -> None:
     assert path_of(NOT_BY_PATH[what](module)) is None
+
+
+def test_verls_compute_score_finds_the_truth(user_file: Path) -> None:
+    for columns in (
+        {"reward_model": {"style": "rule", "ground_truth": "4"}, "answer": "no", "data_source": "openai/gsm8k"},
+        {"ground_truth": "4", "answer": "no"},
+        {"answer": "4"},
+    ):
+        assert scored(user_file, "compute_score", group("4", "5", columns=columns)) == [1.0, 0.0]

@@ -7,7 +7,7 @@ import pytest
 from fakes.scoring import faults_of, group, limit_beyond, rewards_of
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import load_config
-from oncurve.rewards import Choice, Exact, Format, Math, Numeric, Overlong, Repetition, RewardSet
+from oncurve.rewards import Choice, Exact, Format, LengthCap, Math, Numeric, Overlong, Repetition, RewardSet
 
 
 @pytest.mark.parametrize(
@@ -346,3 +346,18 @@ def test_lengths_that_do_not_fit_are_refused_before_anything_is_loaded(settings:
     with pytest.raises(ConfigError) as caught:
         load_config(None, ["rollout.max_new_tokens=100", f"rewards=[{{kind='overlong', {settings}}}]"])
     assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize("reward", ["{kind='repetition'}", "{kind='cosine'}", "{kind='length_cap', max_length=9}"])
+def test_rewards_below_0_do_not_go_with_maxrl(reward: str) -> None:
+    with pytest.raises(ConfigError, match="the advantage needs rewards of 0 or more"):
+        load_config(None, ["advantage.kind=maxrl", f"rewards=[{{kind='exact'}}, {reward}]"])
+
+
+def test_length_cap_punishes_above_the_cap_only() -> None:
+    tables = [{"kind": "length_cap", "max_length": 3, "penalty": -0.5}, {"kind": "repetition", "ngram_size": 1}]
+    with RewardSet.build(tables) as rewards:
+        (scored,) = rewards.score([group("abc", "abcd", "aaaa")])
+    assert [score.parts["length_cap"] for score in scored.scores] == [0.0, -0.5, -0.5]
+    assert [score.parts["repetition"] for score in scored.scores] == [0.0, 0.0, -0.75]
+    assert LengthCap(max_length=3).for_lengths(4).max_length == 3

@@ -85,3 +85,43 @@ def test_rows_with_limits_stop_strings_and_eos_all_end_as_they_do_alone(rows):
     assert {completion.ended for completion in completions} == {"eos", "stop", "length"}
     cut = [(c, limit(g.prompt.id, c.sample_index)) for g in together for c in g.completions if c.ended == "length"]
     assert all(len(completion.ids) == min(12, most) for completion, most in cut)
+
+
+def test_groups_come_in_as_rows_become_free():
+    table = torch.randn(9, 9, generator=torch.Generator().manual_seed(0))
+    model, lengths = TableModel(table), {0: 40, 1: 4, 2: 4, 3: 20, 4: 4, 5: 16, 6: 8}
+    prompts = [Prompt(number, "", (number,)) for number in lengths]
+    sampling = Sampling(group_size=2, max_new_tokens=40, max_concurrent=4)
+    groups = rollout(model, sampling, prompts, (), limits=lambda prompt_id, _: lengths[prompt_id])
+    assert [len(group.completions[0].ids) for group in groups] == list(lengths.values())
+    assert model.prefilled == [2, 1, 1, 1, 1, 1]
+    # Beside group 0's 40 tokens follow one another 4 + 4 + 20 + 4 and 8 of group 5's 16; the rest goes with group 6.
+    # A group's first token comes from its prefill: in the step before it only the other two rows are run.
+    joins = (4, 8, 28, 32, 40)
+    assert model.stepped == [2 if step in joins else 4 for step in range(1, 48)]
+
+
+def test_a_group_larger_than_the_rows_goes_alone():
+    model = TableModel(torch.randn(9, 9, generator=torch.Generator().manual_seed(0)))
+    prompts = [Prompt(number, "", (number,)) for number in range(3)]
+    rollout(model, Sampling(group_size=5, max_new_tokens=3, max_concurrent=2), prompts, ())
+    assert model.prefilled == [1, 1, 1]
+    assert set(model.stepped) == {5}
+
+
+def test_the_same_settings_give_the_same_bits():
+    prompts, sampling = prompts_of(), Sampling(group_size=3, max_new_tokens=14, max_concurrent=7)
+    results = [rollout(fast("qwen2", torch.bfloat16), sampling, prompts) for _ in range(2)]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("stop", [(), ("ab",)])
+def test_nothing_is_left_over_between_two_rollouts(stop):
+    table = torch.full((257, 257), -torch.inf)
+    table[:, list(b"abc")] = 0.0
+    sampling = Sampling(group_size=2, max_new_tokens=9, max_concurrent=4, stop=stop)
+    engine = InProcessEngine(sampling, ByteTokenizer(), (), seed=2)
+    engine.follow(LocalWeights(TableModel(table), 0))
+    prompts = [Prompt(number, "", (97,)) for number in range(6)]
+    first, _, again = (engine.generate(prompts, draw=draw) for draw in (0, 1, 0))
+    assert first == again

@@ -5,6 +5,7 @@ from fakes.scripted import ByteTokenizer, ScriptedModel, TableModel
 from fakes.tolerance import about
 from oncurve.base.errors import DataError, ModelError
 from oncurve.models import LocalWeights
+from oncurve.models.generic import GenericModel
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
 from oracles import plain_rollout
@@ -174,3 +175,83 @@ def test_logits_that_are_not_finite_are_an_error():
 def test_impossible_sampling_settings_are_refused(settings):
     with pytest.raises(ValueError):
         Sampling(**settings)
+
+
+def test_a_prompts_completions_do_not_depend_on_the_other_prompts():
+    prompts = make_prompts(0, 1, 2, 3)
+    whole = make_engine().generate(prompts, draw=0)
+    assert make_engine().generate(prompts[::-1], draw=0) == whole[::-1]
+    assert make_engine().generate(prompts[2:3], draw=0) == whole[2:3]
+
+
+def test_a_smaller_group_is_the_beginning_of_a_larger_one():
+    prompts = make_prompts(0, 1)
+    large = make_engine().generate(prompts, draw=0)
+    small = make_engine().generate(prompts, 0, Sampling(group_size=2, max_new_tokens=12))
+    assert [group.completions for group in small] == [group.completions[:2] for group in large]
+
+
+def test_seed_and_draw_change_the_completions():
+    prompts = make_prompts(0, 1)
+    results = [make_engine(seed=seed).generate(prompts, draw) for seed in (0, 1) for draw in (0, 1)]
+    completions = [tuple(group.completions for group in groups) for groups in results]
+    assert len(set(completions)) == 4
+
+
+def test_a_prompt_given_twice_gets_other_samples_the_second_time():
+    prompt, other = make_prompts(4, 5)
+    first, _, second = make_engine().generate([prompt, other, prompt], draw=0)
+    assert [completion.sample_index for completion in second.completions] == [4, 5, 6, 7]
+    wide = make_engine().generate([prompt], 0, Sampling(group_size=8, max_new_tokens=12))[0]
+    assert wide.completions == first.completions + second.completions
+
+
+def test_the_settings_eos_ids_are_added_to_the_models():
+    sampling = Sampling(group_size=1, max_new_tokens=3, eos_ids=(5,))
+    groups = make_engine(ScriptedModel([[1, 5, 1], [3, 1, 1]], VOCABULARY), sampling).generate(make_prompts(0, 1), 0)
+    assert [group.completions[0].ids for group in groups] == [(1, 5), (3,)]
+
+
+def test_without_an_eos_id_only_length_ends_a_completion():
+    groups = make_engine(eos_ids=()).generate(make_prompts(0, 1), draw=0)
+    assert {(len(c.ids), c.ended) for group in groups for c in group.completions} == {(12, "length")}
+
+
+def test_what_a_finished_row_draws_is_not_judged():
+    poisoned = table()
+    poisoned[3] = torch.nan  # only an ended row ever looks behind an EOS
+    groups = make_engine(TableModel(poisoned), eos_ids=(3,)).generate(make_prompts(*range(6)), draw=0)
+    assert any(completion.ended == "eos" for group in groups for completion in group.completions)
+
+
+def test_following_another_policy_changes_what_is_sampled():
+    engine = make_engine()
+    before = engine.generate(make_prompts(0), draw=0)
+    engine.follow(LocalWeights(TableModel(table(seed=1)), version=1))
+    after = engine.generate(make_prompts(0), draw=0)
+    assert before != after
+    assert {completion.policy_version for completion in after[0].completions} == {1}
+
+
+def test_a_large_vocabulary_is_sampled_in_slices_with_the_same_result(monkeypatch):
+    model = TableModel(table(vocabulary=300))
+    prompts = make_prompts(0, 1, 2)
+    whole = make_engine(model).generate(prompts, draw=0)
+    monkeypatch.setattr("oncurve.models.decode.host_loop._LOGITS_AT_ONCE", 300 * 5)
+    assert make_engine(model).generate(prompts, draw=0) == whole
+
+
+def test_more_positions_than_one_block_of_uniforms():
+    sampling = Sampling(group_size=2, max_new_tokens=150)
+    group = make_engine(sampling=sampling, eos_ids=()).generate(make_prompts(4), draw=2)[0]
+    for index, completion in enumerate(group.completions):
+        expected = plain_rollout.complete(table().tolist(), group.prompt.ids[-1], (5, 2, 4, index), set(), 150, 1.0)
+        assert list(completion.ids) == expected[0]
+
+
+def test_a_rollout_leaves_the_module_able_to_learn():
+    module = torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, 4), torch.nn.Linear(4, VOCABULARY))
+    engine = make_engine(GenericModel(module))
+    engine.generate(make_prompts(0, 1), draw=0)
+    module(torch.tensor([[1, 2]])).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())

@@ -8,8 +8,9 @@ from fakes.scripted import ByteTokenizer
 from fakes.tolerance import assert_close
 from oncurve.base.errors import ConfigError
 from oncurve.randomness import uniform
+from oncurve.rollout import sampler
 from oncurve.rollout.sampler import greedy, sample
-from oncurve.rollout.stopping import StopSearch, StopTable
+from oncurve.rollout.stopping import Detokenizer, GrowingText, StopSearch, StopTable
 from oracles import plain_sampler
 
 SMALLEST, LARGEST = 2.0**-53, 1 - 2.0**-53  # the least and greatest uniform there is
@@ -193,3 +194,62 @@ def test_a_real_tokenizer_with_word_marks_and_byte_fallback(stories_tokenizer, s
     expected = plain_run(stories_tokenizer, stop, ids, prompt)
     assert run(stories_tokenizer, stop, ids, prompt) == expected
     assert expected[1] == text[: min(text.find(string) for string in stop if string in text)]
+
+
+def test_logprobs_of_the_worked_example():
+    logits = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64).expand(3, -1)
+    u = torch.tensor([0.3, 0.8, 0.95], dtype=torch.float64)
+    ids, logprobs = sample(logits, u)
+    assert ids.tolist() == [0, 1, 2]
+    torch.testing.assert_close(logprobs, torch.tensor([-0.40760596, -1.40760596, -2.40760596]).double())
+    assert sample(logits[:1], u[:1], 0.5)[1].item() == pytest.approx(-0.14293163)
+    assert sample(logits[:1], u[:1], 0.6)[1].item() == pytest.approx(-0.2025731)
+
+
+@pytest.mark.parametrize("vocabulary", [130, 512])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_few_rows_at_a_time_draw_the_same(monkeypatch, vocabulary, temperature):
+    logits, u = normal(10, vocabulary, torch.float32), uniforms(10)
+    whole = sample(logits, u, temperature)
+    monkeypatch.setattr(sampler, "_AT_ONCE", 3 * vocabulary)
+    ids, logprobs = sample(logits, u, temperature)
+    assert torch.equal(ids, whole[0])
+    assert_close(logprobs, whole[1])
+
+
+@pytest.mark.parametrize("vocabulary", [100, 300])
+@pytest.mark.parametrize("temperature", [0, 0.7, 1.0])
+def test_half_precision_logits_are_widened_first(vocabulary, temperature):
+    logits, u = normal(50, vocabulary).bfloat16(), uniforms(50)
+    ids, logprobs = sample(logits, u, temperature)
+    assert logprobs.dtype == torch.float32
+    expected = torch.log_softmax(logits.float() / (temperature or 1.0), -1).gather(1, ids[:, None]).squeeze(1)
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
+    assert torch.equal(ids, sample(logits.float(), u, temperature)[0])
+
+
+HALF = "\ufffd"
+
+
+def test_half_a_character_is_not_settled_before_its_other_half_has_come():
+    growing = GrowingText(Detokenizer(ByteTokenizer()), ())
+    shown = [growing.extend([byte]) for byte in "a🙂b".encode()]
+    assert shown == ["a", "a" + HALF, "a" + HALF, "a" + HALF, "a🙂", "a🙂b"]
+    assert growing.settled == "a🙂b"
+
+
+def test_rows_are_searched_apart_and_finished_ones_are_no_longer_asked_for():
+    search = StopSearch(StopTable(ByteTokenizer(), ("ab",)), [(), (), ()])
+    tokens = torch.tensor([list(b"axa"), list(b"bab"), list(b"bbb")])
+    assert search.finished(torch.arange(3), tokens[0], written(tokens[:1], range(3))) == {}
+    assert search.finished(torch.arange(3), tokens[1], written(tokens[:2], range(3))) == {0: "", 2: ""}
+    assert search.finished(torch.tensor([1]), tokens[2, 1:2], written(tokens, [1])) == {1: "x"}
+    assert search.finished(torch.tensor([], dtype=torch.long), tokens[2, :0], written(tokens, [])) == {}
+
+
+def test_only_tokens_that_can_complete_a_stop_string_are_candidates():
+    tokenizer = ByteTokenizer(["yes>", "no"])
+    table = StopTable(tokenizer, ("</a>", "end"))
+    ids = torch.tensor([ord(">"), ord("a"), ord("d"), 256, 257, 0xE6])
+    assert table.candidates(ids).tolist() == [True, False, True, True, False, True]
+    assert table.candidates(ids.flip(0)).tolist() == [True, False, True, True, False, True]

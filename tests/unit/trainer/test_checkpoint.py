@@ -1,5 +1,6 @@
 """What a checkpoint holds: the learner's files, what is stored once, and the outer loop's own."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -245,3 +246,92 @@ def test_the_log_comes_back_whole_and_is_cut_back_to_the_checkpoint(tmp_path: Pa
     again.add(2, pairs("two", 1), held_out=False)
     again.close()
     assert on_disk(tmp_path, kept + len((tmp_path / FILE).read_bytes()[kept:])).of(2) == pairs("two", 1)
+
+
+def test_a_reference_that_does_not_move_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, checkpoints = make_learner(), Checkpoints(tmp_path, keep=1)
+    name = save(checkpoints, learner, 1)
+    resumed = Checkpoints(tmp_path, keep=1)
+    resumed.restore(learner, still(learner))
+    monkeypatch.setattr(durable, "store", None)
+    assert save(checkpoints, learner, 2) == save(resumed, learner, 3) == name
+    assert frozen(tmp_path) == {name}
+
+
+def test_what_a_kept_checkpoint_names_stays_even_if_it_is_damaged(tmp_path: Path) -> None:
+    learner, checkpoints = make_learner(learning_rate=0.1), Checkpoints(tmp_path, keep=1)
+    save(checkpoints, learner, 1)
+    learner.update(finished(learner, GROUPS))
+    learner.move_reference(1.0)
+    second = save(checkpoints, learner, 9)
+    (tmp_path / "step-000009" / "learner.safetensors").write_bytes(b"torn")
+    learner.update(finished(learner, GROUPS))
+    learner.move_reference(1.0)
+    third = save(checkpoints, learner, 8)  # as a run does that went back to an older one
+    assert frozen(tmp_path) == {second, third}
+    (tmp_path / "step-000009" / "state.json").unlink()
+    assert save(checkpoints, learner, 8) == third
+    assert frozen(tmp_path) == {third}
+
+
+def test_a_checkpoint_without_a_reference_gets_one_when_there_is_one(tmp_path: Path) -> None:
+    bare, learner = make_learner(kl_coef=0.0), make_learner()
+    assert save(Checkpoints(tmp_path, keep=1), bare, 1) == "None"
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.restore(learner, still(learner))
+    name = save(checkpoints, learner, 2)
+    assert frozen(tmp_path) == {name}
+
+
+def test_an_outer_loop_that_saves_nothing_leaves_nothing_and_one_that_expects_something_is_told(tmp_path: Path) -> None:
+    learner = make_learner()
+    path = Checkpoints(tmp_path, keep=1).save(learner, still(learner), TrainerState(step=1), {})
+    assert sorted(file.name for file in path.iterdir()) == ["learner.safetensors", "manifest.json", "state.json"]
+    assert record_of(path)["outer"] == {}
+    with pytest.raises(CheckpointError, match=r"lacks 'draws': a run with other settings wrote it"):
+        Checkpoints(tmp_path, keep=1).restore(learner, Memory())
+
+
+def test_a_checkpoint_of_an_older_format_is_refused_with_both_formats(tmp_path: Path) -> None:
+    learner = make_learner()
+    durable.write_directory(tmp_path / "step-000004", {"state.json": durable.to_json({"format": 2})})
+    with pytest.raises(CheckpointError, match=r"format 2, and this oncurve reads format 3") as caught:
+        Checkpoints(tmp_path, keep=1).restore(learner, still(learner))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_fails_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
+    learner = make_learner()
+    save(Checkpoints(tmp_path, keep=1), learner, 1)
+
+    def fails(folder: Path) -> dict[str, Any]:
+        durable.save_tensors(folder / "learner.safetensors", {"one": torch.ones(3)})
+        raise OSError(errno.ENOSPC, "full")
+
+    with pytest.raises(durable.StorageError, match=r"step-000002 cannot be written.*free some space and resume"):
+        Checkpoints(tmp_path, keep=1).write(2, fails)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["frozen", "step-000001"]
+
+
+def test_what_is_replayed_is_a_function_of_seed_and_iteration() -> None:
+    assert filled().replayed(3, 0.4, seed=1) == filled().replayed(3, 0.4, seed=1)
+    assert filled().replayed(3, 0.4, seed=1) != filled().replayed(3, 0.4, seed=2)
+    long = Replay(pairs("history", 200))
+    assert long.replayed(1, 0.1, seed=1) != long.replayed(2, 0.1, seed=1)
+    assert Replay().replayed(1, 0.5, seed=1) == []
+
+
+def test_a_resumed_log_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "cut").mkdir()
+    whole, cut = on_disk(tmp_path / "whole"), on_disk(tmp_path / "cut")
+    for replay in (whole, cut):
+        replay.add(1, pairs("one", 3), held_out=False)
+    offset = cut.stored_bytes()
+    cut.add(2, pairs("torn", 1), held_out=True)
+    cut.close()
+    resumed = on_disk(tmp_path / "cut", offset)
+    for replay in (whole, resumed):
+        replay.add(2, pairs("two", 2), held_out=False)
+        replay.close()
+    assert (tmp_path / "whole" / FILE).read_bytes() == (tmp_path / "cut" / FILE).read_bytes()

@@ -1,6 +1,7 @@
 """Dynamic sampling: which groups are trained on, in which order, and that none is lost or trained on twice."""
 
 import json
+import logging
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -14,6 +15,7 @@ from fakes.learning import finished, gradient, make_learner
 from fakes.loops import PROMPTS, make_loop, resumed
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve import durable
+from oncurve.base.errors import TrainingError
 from oncurve.data import PromptOrder
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import OBJECTIVE_KINDS, Clipped, EntropyBonus, KLPenalty, Regularizer, has_importance_ratio
@@ -21,6 +23,7 @@ from oncurve.metrics import METRICS, Metrics
 from oncurve.report import RolloutFiles
 from oncurve.rollout import EngineBase
 from oncurve.trainer import Collected, DynamicSampling, EntropyControl, Trainer, TrainerState
+from oncurve.trainer.groups.surplus import SurplusGroup, load_surplus, save_surplus
 from oncurve.types import Completion, Group, Prompt, Score, TokenStats, TrainBatch
 
 TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
@@ -325,3 +328,53 @@ def test_a_resumed_run_has_the_same_coefficients_and_weights(tmp_path: Path) -> 
     assert (one.state.entropy_coef, one.state.entropy) == (two.state.entropy_coef, two.state.entropy)
     masters = (loop.learner.optimizer.masters.values() for loop in (one, two))
     assert all(torch.equal(left, right) for left, right in zip(*masters, strict=True))
+
+
+def test_without_a_verifier_groups_whose_rewards_differ_are_kept() -> None:
+    dynamic = DynamicSampling(10, None)
+    assert dynamic.keeps(group("right", "right"))
+    same = group("right", "right")
+    assert not dynamic.keeps(replace(same, scores=(Score(0.7), Score(0.7))))
+
+
+def test_at_the_bound_a_step_trains_on_what_there_is_and_announces_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    loop = make_loop(dynamic=DynamicSampling(1, None))
+    with caplog.at_level(logging.WARNING, "oncurve.trainer"):
+        trained = [loop.step().metrics["groups/trained"] for _ in range(4)]
+    assert min(trained) < 3
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "filter.max_rounds = 1" in said[0]
+
+
+def test_a_step_without_any_group_to_train_on_ends_the_run(tmp_path: Path) -> None:
+    loop = make_loop(tmp_path, DynamicSampling(2, None), reward=lambda completions, prompts: [0.5] * len(completions))
+    with pytest.raises(TrainingError, match=r"none of the 6 groups that were sampled in 2 rounds \(filter\.max_rounds"):
+        loop.train()
+    assert loop.state.step == 0
+    assert len(RolloutFiles(tmp_path).read(1)) == 6
+
+
+def test_surplus_groups_are_the_same_after_a_checkpoint(tmp_path: Path) -> None:
+    steps = {"step_ends": (0, 1), "step_rewards": (0.1, 1 / 3), "step_offsets": (2, 5)}
+    score = Score(1 / 3, True, {"a": None, "b": 0.1}, "none: é\ud800", extras={"a/x": [1, None]}, **steps)
+    score = replace(score, part_steps={"a": ((2, 0.1), (5, 1 / 3))}, weights=(0.1, 2.0))
+    completion = Completion((4, 2), "4\n", (-1 / 3, -1e-300), "stop", 7, 12, (True, False))
+    given = Group(PROMPTS[3], (completion, replace(completion, trained=None)), (score, Score(0.0, False)), draw=11)
+    surplus = (SurplusGroup.of(40, given), *(SurplusGroup.of(i, each) for i, each in enumerate(random_groups())))
+    save_surplus(tmp_path, surplus)
+    state = TrainerState(step=3, cursor=9, surplus=surplus)
+    assert TrainerState.from_json(json.loads(json.dumps(state.to_json())), load_surplus(tmp_path)) == state
+    assert load_surplus(tmp_path / "none") == ()
+
+
+def test_a_group_whose_prompt_has_changed_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    loop = make_loop(dynamic=DynamicSampling(20, None))
+    while not loop.state.surplus:
+        loop.step()
+    (first, *_) = loop.state.surplus
+    loop.state = replace(loop.state, surplus=(replace(first, prompt_ids=(1, 2, 3)),))
+    with caplog.at_level(logging.WARNING, "oncurve.trainer"):
+        result = loop.step()
+    assert result.metrics["groups/sampled"] == len(result.groups) + len(loop.state.surplus)
+    assert "another prompt in its place" in caplog.text

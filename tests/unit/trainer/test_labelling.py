@@ -149,3 +149,26 @@ def test_a_roll_out_has_the_room_that_is_left_behind_the_longest_beginning(conte
     engine = Says(lambda text, index: "4")
     rolled(engine, EndsIn(), context=context)([judged(("ab\nc", 1.0), ("abc\nd", 1.0))])  # 2 + 4 tokens
     assert engine.asked[0][2].max_new_tokens == most
+
+
+def test_beginnings_have_ids_of_their_own() -> None:
+    engine = Says(lambda text, index: "4")
+    texts = [("a\nb\nc\nd", 1.0), ("a\nb\nc\nd", 0.0), ("x\ny", 0.0)]
+    rolled(engine, EndsIn())([judged(*texts, number=number) for number in (0, 1, 2, 700, 100_000)])
+    ids = [prompt.id for prompt in engine.asked[0][0]]
+    assert len(ids) == 5 * 7 == len(set(ids))
+
+
+def test_what_nobody_can_judge_has_no_label() -> None:
+    engine = Says(lambda text, index: "?")
+    found = rolled(engine, EndsIn())([judged(("a\nb", 0.5), ("c\nd", None))])
+    assert found == [LabelledSteps("p0:", "a\nb", (2, 3), (None, 0.0))]
+    assert [prompt.text for prompt in engine.asked[0][0]] == ["p0:a\n"]
+
+
+@pytest.mark.parametrize("context", [5, 6])
+def test_without_any_room_nothing_is_known_of_the_steps(context: int) -> None:
+    engine = Says(lambda text, index: "4")
+    found = rolled(engine, EndsIn(), context=context)([judged(("abc\nd", 1.0))])
+    assert [example.labels for example in found] == [(None, 1.0)]
+    assert engine.asked == []

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from fakes.killed_runs import TIMES, raw
 from fakes.loops import make_loop
 from oncurve.base.errors import RewardError
 from oncurve.cluster import HostCluster
+from oncurve.losses import Truncated
 from oncurve.rollout import InProcessEngine
 from oncurve.trainer import (
     Checkpoints,
     DynamicSampling,
     HeldOut,
+    OldPolicy,
     Recorder,
     StepResult,
     Trainer,
@@ -191,3 +194,28 @@ def test_groups_of_the_next_step_are_sampled_while_a_step_trains() -> None:
         found = trained(loop)
     with lagging(1, False) as loop:
         same(found, trained(loop))
+
+
+def test_completions_name_the_weights_that_sampled_them() -> None:
+    with lagging(2, True) as loop:
+        found = trained(loop)
+    versions = [{each.policy_version for group in step.groups for each in group.completions} for step in found]
+    assert versions == [{0}, {0}, {0}, {1}, {2}, {3}, {4}, {5}]
+    assert [step.metrics["cluster/lag_max"] for step in found] == [0, 1, 2, 2, 2, 2, 2, 2]
+    assert [step.metrics["cluster/lag_mean"] for step in found] == [0, 1, 2, 2, 2, 2, 2, 2]
+
+
+def test_without_a_lag_the_bits_are_those_of_a_run_without_the_setting() -> None:
+    with lagging(0, True) as loop:
+        same(trained(loop), trained(make_loop(steps=STEPS)))
+
+
+def test_a_policy_learns_with_a_lag_and_a_correction() -> None:
+    loop = make_loop(steps=40, prompts=8, lag={"lag": 2, "ahead": True})
+    loop.config = replace(loop.config, old_policy=OldPolicy(single=True, correction=Truncated()))
+    try:
+        rewards = [result.metrics["reward/mean"] for result in trained(loop)]
+    finally:
+        loop.groups.close()
+    assert sum(rewards[:5]) / 5 < 0.5
+    assert sum(rewards[-10:]) / 10 > 0.9

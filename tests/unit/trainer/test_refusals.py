@@ -21,7 +21,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.config import load_config
 from oncurve.metrics import METRICS
 from oncurve.report import RolloutFiles
-from oncurve.trainer import Recorder, RolloutsSettings, TrainerState
+from oncurve.trainer import Checkpoints, Recorder, RolloutsSettings, TrainerState
 from oncurve.trainer.saving import recorder as module
 from oncurve.trainer.saving.refusals import Refusals
 
@@ -211,3 +211,21 @@ def test_another_value_is_refused_with_examples(value: object) -> None:
     expected = re.escape('rollouts.keep: expected "all", "last 20" or "every 10"')
     with pytest.raises(ConfigError, match=expected):
         load_config("grpo", settings={"rollouts": {"keep": value}})
+
+
+def test_the_best_checkpoint_before_one_that_was_refused_stays(tmp_path: Path, disk: FullDisk) -> None:
+    loop, checkpoints = make_loop(), Checkpoints(tmp_path, keep=1)
+
+    def saved(step: int, best: int) -> set[int]:
+        state = TrainerState(step=step, best_step=best)
+        Refusals().allow(lambda: checkpoints.save(loop.learner, loop.outer, state, {}))
+        return {number for number, _ in durable.numbered(tmp_path)}
+
+    assert saved(1, best=1) == {1}
+    disk.full = True
+    assert saved(2, best=2) == {1}
+    disk.full = False
+    assert saved(3, best=2) == {1, 3}
+    assert saved(4, best=2) == {1, 4}
+    assert saved(5, best=5) == {5}
+    assert saved(6, best=5) == {5, 6}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from oncurve import durable
-from oncurve.base.errors import TrainingError
+from oncurve.base.errors import CheckpointError, TrainingError
 from oncurve.learner import UpdateResult
 from oncurve.metrics import Metrics
 from oncurve.reward_models.learner import OutcomeModel
@@ -141,3 +141,37 @@ def test_a_damaged_checkpoint_is_passed_over_and_what_followed_is_done_again(tmp
     assert torch.equal(one.sum, two.sum)
     assert (tmp_path / "metrics.jsonl").read_bytes() == log
     assert durable.verify(path.parent) == []
+
+
+def test_fit_makes_all_passes_and_says_what_came_of_them() -> None:
+    made = learner(epochs=2, bad=[1])
+    metrics = fit(made, EXAMPLES, seed=4).result()
+    assert made.batches == [batch_of(update, 7, 3, 4) for update in range(6)]
+    assert metrics["reward_model/updates"] == 5.0
+
+
+def test_what_was_skipped_before_a_stop_counts_after_it(tmp_path: Path) -> None:
+    trained(tmp_path, learner(bad=[2, 3, 4]), stop_after=4)
+    with pytest.raises(TrainingError, match="3 updates"):
+        trained(tmp_path, learner(bad=[4]))
+
+
+def test_where_no_checkpoint_verifies_it_is_an_error(tmp_path: Path) -> None:
+    trained(tmp_path, learner(), keep=1)
+    (tmp_path / "checkpoints" / "step-000009" / "state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"no checkpoint verifies\. step-000009 is damaged"):
+        RewardTraining(learner(), EXAMPLES, 4, folder=tmp_path).restore()
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"format": 2, "done": 3}, "checkpoint format 2, and this oncurve reads format 3"),
+        ({"format": 3}, "is not of a"),
+    ],
+)
+def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path, record: dict[str, Any], said: str) -> None:
+    files = {"state.json": durable.to_json(record)}
+    durable.write_directory(tmp_path / "checkpoints" / "step-000003", files)
+    with pytest.raises(CheckpointError, match=said):
+        RewardTraining(learner(), EXAMPLES, 4, folder=tmp_path).restore()
