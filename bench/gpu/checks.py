@@ -15,7 +15,8 @@ from oncurve.models.attention.flex import FlexContext
 from oncurve.models.attention.packed_rows import PackedContext
 from oncurve.models.backend import packed_context
 from oncurve.models.causal import DecodeRequest
-from oncurve.models.decode.cuda_graphs import GraphBuffers, capture_on
+from oncurve.models.decode.cuda_graphs import capture_on
+from oncurve.models.decode.graph_buffers import GraphBuffers
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.decode.teacher_forcing import forced_logits
@@ -35,8 +36,8 @@ class GpuModel(TransformersModel):
 
     def __init__(self, module: Any, device: torch.device) -> None:
         super().__init__(module)
-        self.buffers = GraphBuffers(self._run, self.module, device, capture_on(device))
-        self.graph_loop = GraphLoop(self.buffers, self.raw_logits)
+        self.buffers = GraphBuffers(device, capture_on(device))
+        self.graph_loop = GraphLoop(self.buffers, self._run, self.module, self.raw_logits)
         self.host_loop = HostLoop(self.decoder, device)
         self._context = packed_context(device)
 

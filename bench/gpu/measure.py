@@ -35,7 +35,7 @@ from bench.gpu.checks import GpuModel, build
 from bench.models import Size
 from oncurve.learner.optimizer.update import MasterAdamW
 from oncurve.models import token_stats
-from oncurve.models.decode.graph_rows import GraphRows
+from oncurve.models.causal import DecodeRequest
 from oncurve.randomness import row_keys
 from oncurve.rollout.sampler import Sampler
 from oncurve.types import TrainBatch
@@ -151,12 +151,11 @@ def measured(size: Size, plan: Plan, device: torch.device, limits: dict[str, Any
     """Phases of a step in seconds (medians), and the figures derived from them."""
     model = build(size, device, torch.bfloat16)
     optimizer = MasterAdamW(model.module, torch.bfloat16)
-    engine = rows_of(model, plan)
     phases: dict[str, list[float]] = {"rollout": [], "train": [], "optimizer": [], "step": []}
     for step in range(-1, plan.steps):  # the first captures, compiles and makes the optimizer's state
         if step == 0 and device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        rollout, batch = timed(device, partial(roll, engine, plan, size, device, step))
+        rollout, batch = timed(device, partial(roll, model, plan, size, device, step))
         train, _ = timed(device, partial(learn, model, plan, batch))
         update, _ = timed(device, partial(update_weights, optimizer))
         if step >= 0:
@@ -173,7 +172,7 @@ def measured(size: Size, plan: Plan, device: torch.device, limits: dict[str, Any
         "peak_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         "plan": vars(plan),
     }
-    del model, optimizer, engine
+    del model, optimizer
     forget(device)
     module = build(size, device, torch.bfloat16).module
     if (trl := gpu_trl.measure(module, plan, device, finish)) is not None:
@@ -195,12 +194,7 @@ def update_weights(optimizer: MasterAdamW) -> None:
     optimizer.step(1e-6, optimizer.gradient_norm(), 1.0)
 
 
-def rows_of(model: GpuModel, plan: Plan) -> GraphRows:
-    """Return all rows of a step, which end at C tokens and not before."""
-    return GraphRows(model.buffers, plan.group_size, model.raw_logits, Sampler(1.0), [])
-
-
-def roll(engine: GraphRows, plan: Plan, size: Size, device: torch.device, step: int) -> TrainBatch:
+def roll(model: GpuModel, plan: Plan, size: Size, device: torch.device, step: int) -> TrainBatch:
     """Return a rollout, prefill included: C tokens for every row."""
     generator = torch.Generator().manual_seed(step + 1)
     shape = (plan.prompts, plan.prompt_tokens)
@@ -208,11 +202,12 @@ def roll(engine: GraphRows, plan: Plan, size: Size, device: torch.device, step: 
     copies = torch.arange(plan.group_size)
     numbers = torch.arange(plan.prompts)
     keys = row_keys(0, step + 1, numbers.repeat_interleave(plan.group_size), copies.repeat(plan.prompts))
-    engine.begin(plan.prompts, plan.prompt_tokens, plan.completion)
     limits = torch.full((plan.prompts, plan.group_size), plan.completion)
-    engine.admit(prompts, keys.view(plan.prompts, -1), limits)
-    engine.run(plan.completion)
-    tokens, logprobs = (torch.tensor(rows, device=device) for rows in engine.written(range(len(keys)), plan.completion))
+    by_group = keys.view(plan.prompts, -1)
+    rows = model.graph_loop(DecodeRequest(prompts, by_group, limits, plan.completion, (), Sampler(1.0)))
+    tokens, logprobs = (
+        torch.tensor([getattr(row, name) for row in rows], device=device) for name in ("ids", "logprobs")
+    )
     return batch_of(prompts, tokens, logprobs, plan)
 
 

@@ -65,8 +65,9 @@ class TransformersModel:
         self._hooks = narrow_positions(self._body) if self._wide else []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return a copy captures graphs of its own: those of this object read its weights."""
-        return {**vars(self), "_buffers": None}
+        """Return the state of a copy: it shares the buffers for decoding, which are made now if there are none."""
+        self.token_loop()
+        return vars(self).copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In a process that was sent this model, the hook is to be registered, too."""
@@ -151,9 +152,9 @@ class TransformersModel:
         """In CUDA graphs on CUDA, whose buffers are kept from rollout to rollout; elsewhere with a cached decoder."""
         device = module_device(self.module)
         if self._buffers is None:
-            self._buffers = graph_buffers(self._run, self.module, device)
+            self._buffers = graph_buffers(device)
         if self._buffers is not None:
-            return GraphLoop(self._buffers, self.raw_logits)
+            return GraphLoop(self._buffers, self._run, self.module, self.raw_logits)
         return HostLoop(self.decoder, device)
 
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> Decoder:
