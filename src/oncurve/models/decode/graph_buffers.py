@@ -15,7 +15,7 @@ per number of rows and settings, and serve every later rollout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,11 @@ _PROMPT_TOKENS = 16384
 """Tokens of one piece of a prefill."""
 
 
+Wait = Callable[[], tuple[list[int], list[int], list[list[int]], list[list[float]]]]
+"""Waits for some steps to end: of each row its state, its number of tokens, and S tokens and log-probabilities, the
+newest last."""
+
+
 def pages_of(tokens: int) -> int:
     """Return how many pages hold so many tokens."""
     return -(-tokens // PAGE)
@@ -69,25 +74,6 @@ def free_bytes(device: torch.device) -> float:
         return float("inf")
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return float(torch.cuda.mem_get_info(device)[0] + kept)
-
-
-class Report:
-    """What the rows have written, on its way to the host. `numbers (2 + 2 S, n)` float64."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._numbers = numbers.to("cpu", non_blocking=True)
-        self._arrived: Any = None
-        if numbers.device.type == "cuda":
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
-
-    def wait(self) -> tuple[list[int], list[int], list[list[int]], list[list[float]]]:
-        """Return of each row its state, its number of tokens, and S tokens and log-probabilities, the newest last."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        states, counts = self._numbers[:2].long().tolist()
-        ids, logprobs = self._numbers[2:].chunk(2)
-        return states, counts, ids.long().t().tolist(), logprobs.t().tolist()
 
 
 class GraphBuffers:
@@ -192,11 +178,11 @@ class GraphBuffers:
         index = self._sent(kept)
         for tensor, axis in ((self.state, 1), (self.hidden, 0), (self.table, 0)):
             tensor.narrow(axis, 0, len(kept)).copy_(tensor.index_select(axis, index))
-        self.state[_STATE, len(kept) : rows] = LENGTH
+        self.state[:, len(kept) : rows] = LENGTH  # and as their keys: nothing is drawn for what has moved
 
-    def add(self, first: int, rows: Sequence[tuple[int, int, int, int]], hidden: Sequence[Tensor]) -> None:
-        """Begin rows `first`, `first` + 1, ...: (key, limit, tokens of the prompt, its pages) and `hidden (H,)`."""
-        new = [(GROWING, 0, key, limit - 1, n * PAGE, n * PAGE - tokens) for key, limit, tokens, n in rows]
+    def add(self, first: int, rows: Sequence[tuple[int, int, int]], hidden: Sequence[Tensor]) -> None:
+        """Begin rows `first`, `first` + 1, ...: (key, limit, tokens of the prompt) and `hidden (H,)`."""
+        new = [(GROWING, 0, key, limit - 1, -(-tokens // PAGE) * PAGE, -tokens % PAGE) for key, limit, tokens in rows]
         self.state[:, first : first + len(rows)] = self._sent(new).t()
         self.hidden[first : first + len(rows)] = torch.stack(list(hidden))
 
@@ -206,7 +192,7 @@ class GraphBuffers:
             row, column, page = self._sent(cells).unbind(1)
             self.table.index_put_((row, column), page.to(torch.int32))
 
-    def run(self, rows: int, draw: Draw, ends: tuple[int, ...]) -> Report:
+    def run(self, rows: int, draw: Draw, ends: tuple[int, ...]) -> Wait:
         """Run `STEPS_AT_ONCE` tokens for the first `rows` rows; any of `ends` ends one."""
         size = min(graph_rows(rows), self.rows)
         if ends not in self._ends:
@@ -215,7 +201,20 @@ class GraphBuffers:
         changed = [self.state, self.hidden, self._written, self._tick]
         for _ in range(STEPS_AT_ONCE):
             self.graphs.run((self._model, size, draw, ends), step, changed)
-        return Report(torch.cat([self.state[:2, :rows].double(), self._written[:, :, :rows].flatten(0, 1)]))
+        report = torch.cat([self.state[:2, :rows].double(), self._written[:, :, :rows].flatten(0, 1)])
+        report = report.to("cpu", non_blocking=True)
+        arrived: Any = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if arrived is not None:
+            arrived.record()
+
+        def wait() -> tuple[list[int], list[int], list[list[int]], list[list[float]]]:
+            if arrived is not None:
+                arrived.synchronize()
+            states, counts = report[:2].long().tolist()
+            ids, logprobs = report[2:].chunk(2)
+            return states, counts, ids.long().t().tolist(), logprobs.t().tolist()
+
+        return wait
 
     def _step(self, rows: int, draw: Draw, ends: Tensor) -> None:
         state, table, hidden = self.state[:, :rows], self.table[:rows], self.hidden[:rows]
