@@ -101,7 +101,7 @@ class GraphBuffers:
     def release(self) -> None:
         """Free all memory."""
         self.graphs.forget()
-        self._models: list[tuple[int, ...]] = []
+        self._models: dict[tuple[int, ...], int] = {}
         self.rows = self._columns = self._pages = 0
         self.layers: Layers = {}
         self.free: list[int] = []
@@ -125,14 +125,13 @@ class GraphBuffers:
             sizes = max(rows, self.rows), max(columns, self._columns), max(pages, self._pages)
             self.allocate(*sizes, hidden, prefixes.layers)
         addresses = tuple(tensor.data_ptr() for tensor in _tensors(module))
-        if addresses not in self._models:
-            if len(self._models) == _MOST_MODELS:
-                self.graphs.forget()
-                self._models.clear()
-            self._models.append(addresses)
-        self._model = self._models.index(addresses)
-        self.free = list(range(len(next(iter(self.layers.values()))[0]) // PAGE - 1 if self.layers else pages, 0, -1))
+        if addresses not in self._models and len(self._models) == _MOST_MODELS:
+            self.graphs.forget()
+            self._models = {}
+        self._model = self._models.setdefault(addresses, len(self._models))
+        self.free = list(self.free_pages)
         self.state[_STATE].fill_(LENGTH)
+        self._tick.zero_()
 
     def allocate(self, rows: int, columns: int, pages: int, hidden: Tensor, layers: Layers) -> None:
         """Make the tensors anew; `hidden (·, H)` and `layers (·, h_kv, ·, d)` are examples.
@@ -149,16 +148,15 @@ class GraphBuffers:
         bytes_of_page = PAGE * sum(x[0, :, 0].nbytes for pair in layers.values() for x in pair)
         if pages * bytes_of_page > (room := _SHARE_OF_MEMORY * free_bytes(self.device)):
             pages = max(1 + columns, int(room / bytes_of_page))
-
-        def paged(x: Tensor) -> Tensor:
-            return x.new_zeros(pages * PAGE, x.shape[1], x.shape[3])
-
-        self.layers = {layer: (paged(key), paged(value)) for layer, (key, value) in layers.items()}
+        made = {
+            layer: [x.new_zeros(pages * PAGE, x.shape[1], x.shape[3]) for x in two] for layer, two in layers.items()
+        }
+        self.layers, self.free_pages = made, range(pages - 1, 0, -1)
 
     def _sent(self, numbers: Any) -> Tensor:
         """Return integers on the device, without waiting for it."""
-        pinned = torch.tensor(numbers, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        return pinned.to(self.device, non_blocking=True)
+        here = torch.as_tensor(numbers, dtype=torch.int64)
+        return (here.pin_memory() if self.device.type == "cuda" else here).to(self.device, non_blocking=True)
 
     def insert(self, prompts: Sequence[Tensor], pages: Sequence[Sequence[int]]) -> Tensor:
         """Compute prompts, and keep them in their pages: the hidden states `(M, H)` of their last tokens."""
@@ -167,7 +165,7 @@ class GraphBuffers:
         for line, prompt, numbers in zip(places, prompts, pages, strict=True):
             at = torch.arange(len(numbers) * PAGE - len(prompt), len(numbers) * PAGE)
             line[: len(prompt)] = torch.tensor(numbers)[at // PAGE] * PAGE + at % PAGE
-        there = self._sent(places.flatten().tolist())
+        there = self._sent(places.flatten())
         for layer, pair in prefixes.layers.items():
             for stored, new in zip(self.layers[layer], pair, strict=True):
                 stored.index_copy_(0, there, new.transpose(1, 2).flatten(0, 1))

@@ -29,7 +29,7 @@ _ADMIT_SHARE = 0.25
 """Rows are admitted when this share of all is free: a prefill costs many steps however small it is."""
 
 _PROMPT_TOKENS = 1 << 16
-"""So many tokens of prompts are admitted at once: until they are in pages, their keys and values are there twice."""
+"""So many tokens of prompts, as they are padded, are admitted at once: their keys and values are there twice then."""
 
 
 @dataclass(eq=False)
@@ -145,22 +145,25 @@ class _Decoding:
 
     def _admit(self) -> None:
         """Let rows that wait begin, if enough are free."""
-        buffers, first, fresh, tokens = self._buffers, len(self._live), list[_Group](), 0
+        buffers, first, fresh, longest = self._buffers, len(self._live), list[_Group](), 0
         fit = min(self._most - first, len(self._waiting))
         if first and fit < min(len(self._waiting), _ADMIT_SHARE * self._most):
             return
         growing = sum(map(self._grows, self._live))
-        while len(self._live) < first + fit and tokens < _PROMPT_TOKENS:
+        while len(self._live) < first + fit:
             row, group, index = self._waiting[0], self._waiting[0].group, len(self._live)
             needed = 0 if group.pages else pages_of(len(group.prompt))
+            longer = max(longest, len(group.prompt)) if needed else longest
             if index and needed + self._needed(row) + growing > len(buffers.free):  # one for each that grows
+                break
+            if fresh and needed and (len(fresh) + 1) * longer > _PROMPT_TOKENS:
                 break
             self._live.append(self._waiting.popleft())
             group.rows += 1
             if needed:
                 group.pages = [buffers.free.pop() for _ in range(needed)]
                 fresh.append(group)
-                tokens += len(group.prompt)
+                longest = longer
             self._cells += [(index, column, page) for column, page in enumerate(group.pages)]
             self._grow(index, row)
             growing += self._grows(row)

@@ -12,7 +12,7 @@ the same ones for a GPU.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from oncurve.base.output import warn
 PAGE = 32
 """Tokens of a page: half of one is lost at the end of each row."""
 
-Layers = Mapping[int, tuple[Tensor, Tensor]]
+Layers = Mapping[int, Sequence[Tensor]]
 """Keys and values of every layer, `(pages · PAGE, h_kv, d)`."""
 
 
