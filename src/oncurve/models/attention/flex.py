@@ -48,6 +48,22 @@ _COMPILED: list[Kernel] = []
 _TRIED: dict[tuple[Any, ...], str | None] = {}
 """Why the compiled kernel is not used (None: it is), by shape of heads, dtype and window or none."""
 
+_KERNEL_OPTIONS: dict[int, dict[str, int]] = {
+    64: {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2},
+    128: {
+        "fwd_BLOCK_N": 64,
+        "fwd_num_warps": 8,
+        "bwd_num_stages": 2,
+        "bwd_BLOCK_M1": 32,
+        "bwd_BLOCK_N1": 64,
+        "bwd_BLOCK_M2": 64,
+        "bwd_BLOCK_N2": 32,
+    },
+}
+"""Options of the compiled kernel by features of a head. With its own choice the mask and a length that varies make it
+spill 1,912 bytes of registers at 64 features and 1,360 at 128; with these 96 and 224 (compiled for sm_90).
+"""
+
 _CLOSE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _HALF_CLOSE = 5e-2
 
@@ -102,11 +118,14 @@ class FlexContext(PackedContext):
             self._block_masks[window] = self._block_mask(window)
         missing = (max(0, _LEAST_SIZE - x.shape[2]) for x in (query, key, value))
         asked = (nn.functional.pad(x, (0, m)) for x, m in zip((query, key, value), missing, strict=True))
+        chosen = _KERNEL_OPTIONS.get(query.shape[2]) if self._kernel in _COMPILED else None
+        options = {} if chosen is None else {"kernel_options": chosen}
         attended: Tensor = self._kernel(
             *(x.transpose(0, 1)[None] for x in asked),
             block_mask=self._block_masks[window],
             scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],
+            **options,
         )
         return attended[0].transpose(0, 1)[..., : value.shape[2]]
 
