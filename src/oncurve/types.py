@@ -301,6 +301,10 @@ class TrainBatch:
         positions = torch.arange(self.completion_ids.shape[1], device=self.lengths.device)
         return positions[None, :] < self.lengths[:, None]
 
+    def slots(self) -> Int[Tensor, "N"]:
+        """Return `(N,)`: the places of all tokens, row after row, in a flattened `(B, T)`."""
+        return self.existing().flatten().nonzero()[:, 0]
+
 
 def axes_of(batch: TrainBatch) -> dict[str, Axes]:
     """Return the axes of every field of a batch, also of the fields that a subclass adds, in their order.

@@ -70,11 +70,10 @@ class Repeats:
         return taken
 
     def summed(self, grad: Tensor) -> Tensor:
-        """Return `(n, ...)` -> `(sources, ...)`: the gradient of `take`, summed in float32 at least."""
-        raised = torch.promote_types(grad.dtype, torch.float32)
+        """Return `(n, ...)` -> `(sources, ...)`: the gradient of `take`."""
         whole = grad.new_zeros(self.sources, *grad.shape[1:])
-        copies = self.copies.pad(grad.index_select(0, self._several)).sum(1, dtype=raised)
-        whole.index_copy_(0, self._taken, copies.to(grad.dtype))
+        copies = self.copies.pad(grad.index_select(0, self._several))
+        whole.index_copy_(0, self._taken, copies.sum(1))  # half precision is added up in float32
         torch.index_select(grad, 0, self._once, out=whole[self.first :])
         return whole
 
@@ -183,7 +182,8 @@ class _Flash(torch.autograd.Function):
             by_query, *by_gathered = ctx.backward_kernel(
                 grad, query, keys, values, out, log_sums, *_tables(ctx.sequences), 0.0, True, *random, **ctx.options
             )
-        return by_query, *(ctx.sequences.repeats.summed(x) for x in by_gathered), None, None, None, None
+        by_key, by_value = ctx.sequences.repeats.summed(torch.cat(by_gathered, 1)).split(key.shape[1], 1)
+        return by_query, by_key, by_value, None, None, None, None
 
 
 def _gathered(sequences: Sequences, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
