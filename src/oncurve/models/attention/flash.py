@@ -192,7 +192,9 @@ class _Flash(torch.autograd.Function):
 
 @contextmanager
 def _in_order() -> Iterator[None]:
-    """Within: the backward kernel adds in a fixed order. It reads torch's setting for the whole process."""
+    """Within: the backward kernel adds in a fixed order. It reads a setting of the whole process, in which no other
+    thread computes on the device meanwhile.
+    """
     memory: Any = torch.utils.deterministic
     before, filled = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
     if IN_ORDER:
