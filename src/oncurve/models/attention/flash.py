@@ -1,19 +1,19 @@
 """Packed, prefix-shared attention by the flash kernels in torch's core, for GPUs: nothing padded, no mask, no scores.
 
-The kernels take ragged sequences, one after another, and align queries with the *last* of their keys. So both kinds of
-sequence are what they call causal, within a window or not, and one call does them all:
+The kernels take ragged sequences, one after another, and align queries with the *last* of their keys. So one causal
+call, within a window or not, does both kinds of sequence.
 
     a prompt    its tokens ask, its tokens answer
-    a row       its own tokens ask; its group's prompt and then its own tokens answer
+    a row       its own tokens ask; its group's prompt answers, and then its own tokens
 
 Queries stand in the order of the flat row. Keys and values are gathered for the call: a prompt's once for itself and
-once per row. They are a small part of what a layer keeps (one head of keys for several of queries), and are gathered
-again in the backward pass, whose copies of a prompt's gradient are summed in a fixed order.
+once per row. They are a small part of a layer, one head of keys for several of queries, and are gathered again in the
+backward pass. There the gradients of a prompt's copies are summed in a fixed order.
 
 Covered: float16 and bfloat16, heads of up to 256 features in steps of 8, keys and values of one size. Anything else
-(float32 above all, for which there is no flash kernel) runs on padded rows, as `packed_rows` does, and so does a shape
-of heads for which the kernels fail their trial: for each, values and gradients of small rows are compared with those of
-the padded rows, and a warning is given once.
+runs on padded rows, as `packed_rows` does: float32 above all, for which there is no flash kernel. So does a shape of
+heads for which the kernels fail their trial, which compares values and gradients of small rows with those of the padded
+rows. A warning is given once.
 """
 
 from __future__ import annotations
