@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,6 @@ import torch
 
 MINUTES = 9.5
 PARTS = {"A": "bench.gpu.correct", "B": "bench.gpu.speed", "C": "bench.gpu.peers"}
-Figures = Iterator[tuple[str, Any]]
-"""Names and values, as they become known."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +40,20 @@ class Place:
     device: torch.device
     toy: bool
     out: Path
+    file: Path
+    section: str
+    started: float
+
+    def note(self, figure: str, value: Any) -> None:
+        """Write down a figure."""
+        write(self.file, self.section, figure=figure, value=value, at=round(time.monotonic() - self.started, 2))
 
 
 @dataclass(frozen=True)
 class Section:
     """Figures that belong together, and the most seconds they take."""
 
-    run: Callable[[Place], Figures]
+    run: Callable[[Place], None]
     seconds: float
 
 
@@ -69,7 +74,10 @@ def main(arguments: list[str]) -> int:
     file = chosen.out / f"{chosen.part}.jsonl"
     if chosen.section is not None:
         device = torch.device("cpu" if chosen.rehearse else "cuda")
-        return _here(file, chosen.section, sections[chosen.section], Place(device, chosen.rehearse, chosen.out))
+        return _here(
+            sections[chosen.section],
+            Place(device, chosen.rehearse, chosen.out, file, chosen.section, time.monotonic()),
+        )
     names = list(sections) if chosen.only is None else chosen.only.split(",")
     if unknown := set(names) - set(sections):
         parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(sections)}")
@@ -79,7 +87,7 @@ def main(arguments: list[str]) -> int:
     return 0 if all(ended) else 1
 
 
-def note(file: Path, section: str, **values: Any) -> None:
+def write(file: Path, section: str, **values: Any) -> None:
     """Write a line."""
     line = json.dumps({"section": section, **values})
     print(line[:300], flush=True)
@@ -87,14 +95,13 @@ def note(file: Path, section: str, **values: Any) -> None:
         lines.write(line + "\n")
 
 
-def _here(file: Path, name: str, section: Section, place: Place) -> int:
+def _here(section: Section, place: Place) -> int:
     """Run a section in this process."""
-    started = time.monotonic()
     try:
-        for figure, value in section.run(place):
-            note(file, name, figure=figure, value=value, at=round(time.monotonic() - started, 2))
+        section.run(place)
     except Exception as error:  # whatever it is, it is the result
-        note(file, name, error=f"{type(error).__name__}: {error}"[:2000], trace=traceback.format_exc()[-3000:])
+        said = f"{type(error).__name__}: {error}"[:2000]
+        write(place.file, place.section, error=said, trace=traceback.format_exc()[-3000:])
         return 1
     return 0
 
@@ -105,7 +112,7 @@ def _apart(arguments: list[str], file: Path, name: str, seconds: float, end: flo
     """
     started = time.monotonic()
     if (left := min(seconds, end - started)) < min(10, seconds):
-        note(file, name, skipped="no time is left")
+        write(file, name, skipped="no time is left")
         return False
     command = [sys.executable, "-m", "bench.gpu", "day", *arguments, "--section", name]
     process = subprocess.Popen(command, start_new_session=True)
@@ -115,7 +122,7 @@ def _apart(arguments: list[str], file: Path, name: str, seconds: float, end: flo
         code = None
     finally:
         _kill(process)
-    note(file, name, ended=code, seconds=round(time.monotonic() - started, 1))
+    write(file, name, ended=code, seconds=round(time.monotonic() - started, 1))
     return code == 0
 
 

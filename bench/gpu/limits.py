@@ -7,11 +7,12 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from bench.gpu.day import Figures, Place
+from bench.gpu.day import Place
 from bench.machine import describe
 
 
@@ -36,25 +37,29 @@ def finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def machine(place: Place) -> Figures:
-    """Yield the card, the software, and the rates of a bf16 product and of a copy."""
+def machine(place: Place) -> None:
+    """Note the card, the software, and the rates of a bf16 product and of a copy."""
     device = place.device
-    yield "software", describe()
+    place.note("software", describe())
     if not place.toy:
         card = torch.cuda.get_device_properties(device)
-        yield "card", {"name": card.name, "bytes": card.total_memory, "processors": card.multi_processor_count}
-        asked = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem,temperature.gpu", "--format=csv,noheader"]
-        yield "driver", subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    yield "cuda", {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
+        place.note("card", {"name": card.name, "bytes": card.total_memory, "processors": card.multi_processor_count})
+        asked = [
+            "nvidia-smi",
+            "--query-gpu=driver_version,clocks.sm,clocks.mem,temperature.gpu",
+            "--format=csv,noheader",
+        ]
+        place.note("driver", subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip())
+    place.note("cuda", {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()})
     side, size = (256, 2**20) if place.toy else (8192, 2**32)
     left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
-    yield "product, FLOP/s", 2 * side**3 / seconds_of(device, lambda: left @ right)
+    place.note("product, FLOP/s", 2 * side**3 / seconds_of(device, lambda: left @ right))
     one, other = (torch.empty(size, device=device, dtype=torch.uint8) for _ in range(2))
-    yield "copy, bytes/s, read and written", 2 * size / seconds_of(device, lambda: other.copy_(one))
+    place.note("copy, bytes/s, read and written", 2 * size / seconds_of(device, lambda: other.copy_(one)))
 
 
-def floors(place: Place) -> Figures:
-    """Yield seconds of dependent kernels in a graph and out of one, and of the matrix products of grouped heads."""
+def floors(place: Place) -> None:
+    """Note seconds of dependent kernels in a graph and out of one, and of the matrix products of grouped heads."""
     device, x = place.device, torch.zeros(256, device=place.device)
     for count in (300, 1000):
 
@@ -62,16 +67,16 @@ def floors(place: Place) -> Figures:
             for _ in range(count):
                 x.add_(1.0)
 
-        yield f"{count} launches, seconds", seconds_of(device, chain)
+        place.note(f"{count} launches, seconds", seconds_of(device, chain))
         if not place.toy:
             graph = torch.cuda.CUDAGraph()
             chain()
             with torch.cuda.graph(graph):
                 chain()
-            yield f"{count} kernels in a graph, seconds", seconds_of(device, graph.replay)
+            place.note(f"{count} kernels in a graph, seconds", seconds_of(device, graph.replay))
     for rows, keys in ((8, 16),) if place.toy else ((256, 256), (256, 1024), (1024, 1024), (64, 8192)):
         asked = torch.randn(2 * rows, 7, 64, device=device, dtype=torch.bfloat16)
         stored = torch.randn(2 * rows, keys, 64, device=device, dtype=torch.bfloat16)
-        each = seconds_of(device, lambda asked=asked, stored=stored: torch.bmm(asked, stored.transpose(1, 2)))
-        yield f"bmm of 7 queries, {rows} rows, {keys} keys, bytes/s", stored.nbytes / each
-    yield "processors of the host", os.cpu_count()
+        each = seconds_of(device, partial(torch.bmm, asked, stored.transpose(1, 2)))
+        place.note(f"bmm of 7 queries, {rows} rows, {keys} keys, bytes/s", stored.nbytes / each)
+    place.note("processors of the host", os.cpu_count())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,14 @@ def case_of(place: Place, name: str, **work: Any) -> Case:
     return dataclasses.replace(case, model="toy", prompts=4, group_size=2, completion=12, prompt_tokens=9, threads=1)
 
 
-def stored_model(place: Place, name: str, folder: Path) -> Path:
-    """Return the folder of a model in bf16, made on the device and kept in memory where that is possible."""
+def make_model(place: Place, name: str) -> None:
+    """Make a model in bf16, on the device, where `bench.models` looks for it."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     size, tokenizer = SIZES[name], models.load_tokenizer()
-    path = folder / name
+    path = models.CACHE / name
     if path.is_dir():
-        return path
+        return
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=size.vocabulary,
@@ -66,13 +65,6 @@ def stored_model(place: Place, name: str, folder: Path) -> Path:
     del module
     if place.device.type == "cuda":
         torch.cuda.empty_cache()
-    return path
-
-
-def model_folder() -> Path:
-    """Return where the models of a day are: in memory, where there is such a folder."""
-    memory = Path("/dev/shm")
-    return (memory if memory.is_dir() else models.CACHE) / "oncurve-gpu-day"
 
 
 def assembled(place: Place, case: Case, **settings: dict[str, Any]) -> Any:
@@ -81,7 +73,7 @@ def assembled(place: Place, case: Case, **settings: dict[str, Any]) -> Any:
     from oncurve.rollout import InProcessEngine
     from oncurve.run.assembly import assemble
 
-    ours.models.model_path = lambda name, vocabulary=None: stored_model(place, name, model_folder())  # type: ignore
+    make_model(place, case.model)
     whole = ours.settings(case)
     device = {"model": {"device": place.device.type}}
     for section, keys in [*device.items(), *settings.items()]:
@@ -98,7 +90,10 @@ def assembled(place: Place, case: Case, **settings: dict[str, Any]) -> Any:
     return run
 
 
-PHASES = ("time/step", "time/rollout", "time/reward", "time/score", "time/update", "tokens/sampled", "memory/peak_bytes")
+FIGURES = (
+    *(f"time/{phase}" for phase in ("step", "rollout", "reward", "score", "update")),
+    *("tokens/sampled", "memory/peak_bytes", "policy/mismatch", "length/mean"),
+)
 
 
 def step(run: Any, place: Place) -> dict[str, float]:
@@ -107,15 +102,10 @@ def step(run: Any, place: Place) -> dict[str, float]:
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
     metrics = run.trainer.step().metrics
-    found = {name: metrics[name] for name in (*PHASES, "policy/mismatch", "length/mean") if name in metrics}
+    found = {name: metrics[name] for name in FIGURES if name in metrics}
     if place.device.type == "cuda":
         found["allocated"], found["reserved"] = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     return found
-
-
-def remove_models() -> None:
-    """Free the memory that the models are kept in."""
-    shutil.rmtree(model_folder(), ignore_errors=True)
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
