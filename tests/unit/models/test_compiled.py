@@ -7,6 +7,27 @@ import torch
 
 from oncurve.machine import compiled as module
 from oncurve.machine.compiled import compiled
+from oncurve.rollout import sampler
+
+COMPILED = {"sums": (sampler._sums, lambda n: (torch.randn(n, 100 * n + 7), 0.7))}
+"""Each function with arguments of a size `n`."""
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_function_is_traced_once_for_all_sizes_and_computes_the_same(name):
+    function, arguments = COMPILED[name]
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    traced = torch.compile(function.__wrapped__, backend=backend, dynamic=True, fullgraph=True)
+    for n in (3, 5, 12):
+        given = arguments(n)
+        torch.testing.assert_close(traced(*given), function(*given))
+    assert len(graphs) == 1
 
 
 class OnCuda(torch.Tensor):
@@ -24,18 +45,18 @@ def doubled(x, times=2):
 def test_on_a_gpu_it_is_compiled_once(monkeypatch):
     made = []
 
-    def compiler(function, dynamic):
-        made.append((function, dynamic))
+    def compiler(function, dynamic, options):
+        made.append((function, dynamic, options))
         return lambda *args, **kwargs: "compiled"
 
     monkeypatch.setattr(module.torch, "compile", compiler)
     function, given = compiled(doubled), torch.ones(1).as_subclass(OnCuda)
     assert [function(given), function(given)] == ["compiled", "compiled"]
-    assert made == [(doubled, True)]
+    assert made == [(doubled, True, {"deterministic": True})]
 
 
 def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(monkeypatch):
-    def compiler(function, dynamic):
+    def compiler(function, **options):
         def fail(*args, **kwargs):
             raise RuntimeError("no compiler\nanywhere")
 
@@ -49,7 +70,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(monkeypatch):
 
 
 def test_no_memory_is_not_taken_for_no_compiler(monkeypatch):
-    def compiler(function, dynamic):
+    def compiler(function, **options):
         def fail(*args, **kwargs):
             raise torch.OutOfMemoryError("too much")
 
