@@ -30,11 +30,12 @@ from fakes.architectures import (
     token_rows,
 )
 from fakes.tiny_policy import TinyLM
+from fakes.tolerance import assert_close
 from oncurve.base.errors import ConfigError
 from oncurve.learner import LearnerConfig
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models import GenericModel, TransformersModel
-from oncurve.models.layers import prepacked_weights as packing
+from oncurve.models.layers import prepacked_weights as packing, rms_norm
 from oncurve.models.layers.activation_checkpointing import recompute_layers
 from oncurve.models.layers.blocks import blocks_of, replace_blocks
 from oncurve.models.layers.prepacked_weights import PrepackedLinear
@@ -162,6 +163,32 @@ def test_the_bits_stay_as_they_were(name, dtype):
     before = module(UNIFORM.completion_ids).logits
     replace_norms(module)
     assert torch.equal(module(UNIFORM.completion_ids).logits, before)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weight", "shape"),
+    [
+        (torch.float64, torch.float64, (2, 9, 24)),
+        (torch.float32, torch.float32, (7, 3, 24)),
+        (torch.float32, torch.bfloat16, (1, 600, 512)),
+        (torch.bfloat16, torch.bfloat16, (40, 24)),
+    ],
+    ids=str,
+)
+def test_a_gpus_norm_has_the_value_and_gradients_of_the_cpus(dtype, weight, shape):
+    torch.manual_seed(0)
+    x, grad = torch.randn(shape).to(dtype), torch.randn(shape).to(weight)
+    scale = torch.randn(shape[-1]).to(weight).requires_grad_()
+    leaf = x.clone().requires_grad_()
+    wanted = rms_norm._RMSNorm.apply(leaf, scale, 1e-5)
+    normed, inverse = rms_norm._normed(x, scale, 1e-5)
+    assert normed.dtype == wanted.dtype
+    assert_close(normed, wanted)
+    by_x, by_weight = rms_norm._differentiated(x, grad, scale, inverse, True)
+    for found, right in zip((by_x, by_weight), torch.autograd.grad(wanted, (leaf, scale), grad), strict=True):
+        assert_close(found, right, weight)
+    assert by_x.dtype == dtype
+    assert rms_norm._differentiated(x, grad, scale, inverse, False)[1] is None
 
 
 def test_the_sum_of_many_layers_is_kept_in_float32_where_weights_are_bf16():

@@ -7,9 +7,18 @@ import torch
 
 from oncurve.machine import compiled as module
 from oncurve.machine.compiled import compiled
+from oncurve.models.layers import rms_norm
 from oncurve.rollout import sampler
 
-COMPILED = {"sums": (sampler._sums, lambda n: (torch.randn(n, 100 * n + 7), 0.7))}
+WEIGHT = torch.nn.Parameter(torch.linspace(-1, 2, 32, dtype=torch.bfloat16), requires_grad=False)
+COMPILED = {
+    "sums": (sampler._sums, lambda n: (torch.randn(n, 100 * n + 7), 0.7)),
+    "norm": (rms_norm._normed, lambda n: (torch.randn(1, n, 32), WEIGHT, 1e-6)),
+    "norm backward": (
+        rms_norm._differentiated,
+        lambda n: (torch.randn(1, n, 32), torch.randn(1, n, 32).bfloat16(), WEIGHT, torch.rand(1, n, 1), True),
+    ),
+}
 """Each function with arguments of a size `n`."""
 
 
