@@ -58,7 +58,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor | N
 
 @compiled
 def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    wide = at_least_float32(x)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     inverse = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
     return (wide * inverse).to(weight.dtype) * weight, inverse
 
@@ -68,8 +68,8 @@ def _differentiated(
     x: Tensor, grad: Tensor, weight: Tensor, inverse: Tensor, with_weight: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients in `x` and, where wanted, in the weight, whose sum over the rows has a fixed order."""
-    arrived = at_least_float32(grad)
-    normed, change = at_least_float32(x) * inverse, arrived * weight
+    arrived = grad.to(inverse.dtype)
+    normed, change = x * inverse, arrived * weight
     by_x = (change - normed * (change * normed).mean(-1, keepdim=True)) * inverse
     by_weight = (arrived * normed).flatten(0, -2).sum(0) if with_weight else None
     return by_x.to(x.dtype), by_weight
