@@ -7,13 +7,22 @@ import torch
 
 from oncurve.machine import compiled as module
 from oncurve.machine.compiled import compiled
-from oncurve.models.layers import rms_norm
+from oncurve.models.layers import elementwise, rms_norm
 from oncurve.rollout import sampler
+
+
+def heads_and_tables(n):
+    return torch.randn(n, n + 1, 16), torch.randn(n, 1, 16), torch.randn(n, 1, 16)
+
 
 WEIGHT = torch.nn.Parameter(torch.linspace(-1, 2, 32, dtype=torch.bfloat16), requires_grad=False)
 COMPILED = {
     "sums": (sampler._sums, lambda n: (torch.randn(n, 100 * n + 7), 0.7)),
     "norm": (rms_norm._normed, lambda n: (torch.randn(1, n, 32), WEIGHT, 1e-6)),
+    "rotation": (elementwise._rotate, lambda n: heads_and_tables(n)),
+    "rotation backward": (elementwise._rotate_back, lambda n: heads_and_tables(n)),
+    "gate": (elementwise._gate, lambda n: (torch.randn(1, n, 16), torch.randn(1, n, 16))),
+    "gate backward": (elementwise._gate_back, lambda n: (*(torch.randn(1, n, 16) for _ in range(3)), True)),
     "norm backward": (
         rms_norm._differentiated,
         lambda n: (torch.randn(1, n, 32), torch.randn(1, n, 32).bfloat16(), WEIGHT, torch.rand(1, n, 1), True),
