@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw as torch_adamw
 
 from fakes import pretended_gpu
+from oncurve.learner.optimizer import adamw
 from oncurve.machine import compiled
 from oncurve.models import backend, network
 from oncurve.models.attention import flex
@@ -24,19 +26,21 @@ COMPILED = {"_weights": 4}
 """Kernels of a compiled function where the compiler makes more than one."""
 
 
-def pretend(patch: pytest.MonkeyPatch, capture: Callable[..., Any] = pretended_gpu.capture) -> torch.device:
-    """Let oncurve take its forms for a GPU on the pretended device, which is returned."""
-    device = pretended_gpu.device()
+def pretend(patch: pytest.MonkeyPatch) -> pretended_gpu.Captures:
+    """Let oncurve take its forms for a GPU on the pretended device: the graphs that it captures from here on."""
+    pretended_gpu.device()
+    captures = pretended_gpu.Captures()
     on_gpu = {pretended_gpu.NAME, "cuda"}
     patch.setattr(compiled, "on_gpu", lambda where: where.type in on_gpu)
     patch.setattr(torch, "compile", lambda function, **_: fused(function))
     patch.setattr(network, "packed_context", packed_context)
     patch.setattr(flex, "kernel_for", lambda where: written_out)
-    patch.setattr(backend, "capture_on", lambda where: capture if where.type in on_gpu else None)
+    patch.setattr(backend, "capture_on", lambda where: captures if where.type in on_gpu else None)
     for name, backward in (("scaled_dot_product_attention", 3), ("rms_norm", 2)):
         patch.setattr(nn.functional, name, pretended_gpu.fused(getattr(nn.functional, name), name, 1, backward))
+    patch.setattr(adamw, "adamw", lambda *parts, **options: torch_adamw(*parts, **{**options, "fused": True}))
     patch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
-    return device
+    return captures
 
 
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:

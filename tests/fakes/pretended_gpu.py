@@ -3,7 +3,7 @@
     device = pretended_gpu.device()
     with pretended_gpu.watch() as seen:
         model(ids.to(device))
-    seen.kernels, seen.operations, seen.waits, seen.copies, seen.peak_bytes
+    seen.kernels, seen.operations, seen.waits, seen.copies, seen.varying, seen.peak_bytes
 
 The device is a backend in Python for any build of torch. Each tensor on it holds one of the CPU, on which every
 operation is run. Before that the operation is looked at:
@@ -11,6 +11,7 @@ operation is run. Before that the operation is looked at:
     kernels     those that CUDA launches for it; a view and an allocation launch none
     waits       the host stops until the device has finished: `item`, `nonzero`, a boolean index, a copy to the host
     copies      tensors that go from the host to the device or back
+    varying     operations whose CUDA kernels add in an order that differs from run to run
     refused     tensors of two devices where CUDA refuses them; whatever waits or copies inside `capturing()`
 
 Covered: autograd, in-place and `out=` operations, modules, deep copies, `torch.optim`'s functions. Not covered: time,
@@ -70,13 +71,20 @@ WAITING = {
     "repeat_interleave.Tensor",
 }
 
+VARYING = {
+    "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_reduce_",
+    "put_", "histc", "bincount", "kthvalue", "median", "_embedding_bag",
+}  # fmt: skip
+"""Of torch's list for `use_deterministic_algorithms`, those that a language model may meet. Beside them: `index_put`
+that accumulates, `cumsum` of floating-point numbers."""
+
 TAKES_HOST_INDICES = {"index", "index_put_", "_index_put_impl_", "index_put"}
 
 NEEDS_ONE_DEVICE = {"index_select", "index_copy_", "index_copy", "index_add_", "gather", "scatter_", "scatter_add_"}
 """Operations that refuse a number of the host, too."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Seen:
     """What the device was asked while it was watched."""
 
@@ -88,6 +96,9 @@ class Seen:
 
     copies: Counter[str] = field(default_factory=Counter)
     """Between host and device, by direction and place in the source."""
+
+    varying: Counter[str] = field(default_factory=Counter)
+    """By operation and place in the source."""
 
     peak_bytes: int = 0
     """The most bytes of storages that lived at the same time, in whatever way they came to be."""
@@ -101,15 +112,25 @@ class Seen:
 class _Device:
     watching: list[Seen] = field(default_factory=list)
     capturing: int = 0
-    fused: int = 0  # depth of functions that are one kernel
     live_bytes: int = 0
+    refused: list[str] = field(default_factory=list)
 
 
 _device = _Device()
 
 
-class WouldWait(RuntimeError):
-    """What a capture refuses."""
+class RefusedError(RuntimeError):
+    """CUDA would refuse the operation. `refusals` lists them, for who catches the error."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        _device.refused.append(message)
+
+
+def refusals() -> list[str]:
+    """Return what has been refused since the last call."""
+    found, _device.refused = _device.refused, []
+    return found
 
 
 @contextlib.contextmanager
@@ -119,7 +140,7 @@ def watch() -> Iterator[Seen]:
     try:
         yield seen
     finally:
-        _device.watching = [other for other in _device.watching if other is not seen]
+        _device.watching.remove(seen)
 
 
 def live_bytes() -> int:
@@ -137,13 +158,35 @@ def capturing() -> Iterator[None]:
         _device.capturing -= 1
 
 
-def capture(step: Callable[[], None]) -> Callable[[], None]:
-    """Return what repeats `step`, as a CUDA graph would: three runs, then one in which nothing may wait."""
-    for _ in range(3):
-        step()
-    with capturing():
-        step()
-    return step
+class Captures:
+    """A maker of CUDA graphs that are none: a graph runs its step again.
+
+    made      graphs so far
+    replays   runs of them so far
+    seen      what all replays together have asked of the device
+    """
+
+    def __init__(self) -> None:
+        self.made = self.replays = 0
+        self.seen = Seen()
+
+    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Return what repeats `step`, after three runs, and one in which nothing may wait."""
+        for _ in range(3):
+            step()
+        with capturing():
+            step()
+        self.made += 1
+
+        def replay() -> None:
+            self.replays += 1
+            _device.watching.append(self.seen)
+            try:
+                step()
+            finally:
+                _device.watching.remove(self.seen)
+
+        return replay
 
 
 def fused(function: Callable[..., Any], name: str, forward: int = 1, backward: int = 1) -> Callable[..., Any]:
@@ -267,7 +310,7 @@ class Pretended(Tensor):
     @data.setter
     def data(self, other: Tensor) -> None:
         if not isinstance(other, Pretended):
-            raise RuntimeError("data of another device")
+            raise RefusedError("data of another device")
         torch._C.TensorBase.data.__set__(self, other)
         self.raw, self._storage = other.raw, other._storage
 
@@ -311,6 +354,9 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         _check(operation, args, kwargs, ours, hosts)
         if operation.kernels and (here or ours):
             _launched(operation.full, operation.kernels)
+            if _device.watching and _varies(operation, args, kwargs):
+                for seen in _device.watching:
+                    seen.varying[f"{operation.name} at {_place()}"] += 1
     if device is not None and here:
         kwargs = {**kwargs, "device": CPU}
     if func is aten._copy_from.default:
@@ -339,7 +385,15 @@ def _check(operation: _Operation, args: Any, kwargs: Any, ours: list[Any], hosts
         written = [x for x in operation.results_of(args, kwargs) if isinstance(x, Tensor)]
         if refused or any(not isinstance(x, Pretended) for x in written):
             shapes = [list(x.shape) for x in (*ours, *hosts)]
-            raise RuntimeError(f"Expected all tensors to be on the same device, but {operation.full} got {shapes}")
+            raise RefusedError(
+                f"Expected all tensors to be on the same device, but {operation.full} at {_place()} got {shapes}"
+            )
+
+
+def _varies(operation: _Operation, args: Any, kwargs: Any) -> bool:
+    if operation.name in TAKES_HOST_INDICES - {"index"}:
+        return bool(kwargs.get("accumulate", len(args) > 3 and args[3]))
+    return operation.name in VARYING or (operation.name == "cumsum" and args[0].is_floating_point())
 
 
 def _copied(operation: _Operation, args: Any, kwargs: Any, here: bool) -> None:
@@ -368,14 +422,14 @@ def _launched(name: str, count: int) -> None:
 
 def _waits(kind: str) -> None:
     if _device.capturing:
-        raise WouldWait(f"{kind} waits for the device, at {_place()}: a CUDA graph cannot hold it")
+        raise RefusedError(f"{kind} waits for the device, at {_place()}: a CUDA graph cannot hold it")
     for seen in _device.watching:
         seen.waits[f"{kind} at {_place()}"] += 1
 
 
 def _transfers(direction: str) -> None:
     if _device.capturing:
-        raise WouldWait(f"a copy {direction} at {_place()}: a CUDA graph cannot hold it")
+        raise RefusedError(f"a copy {direction} at {_place()}: a CUDA graph cannot hold it")
     for seen in _device.watching:
         seen.copies[f"{direction} at {_place()}"] += 1
 
