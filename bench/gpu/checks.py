@@ -11,10 +11,10 @@ from torch import Tensor
 
 from bench.models import Size
 from oncurve.models import TransformersModel
-from oncurve.models.attention.flex import FlexContext
+from oncurve.models.attention.flash import FlashContext
 from oncurve.models.attention.packed_rows import PackedContext
 from oncurve.models.backend import packed_context
-from oncurve.models.causal import DecodeRequest
+from oncurve.models.causal import DecodeRequest, module_device
 from oncurve.models.decode.cuda_graphs import GraphBuffers, capture_on
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
@@ -44,8 +44,8 @@ class GpuModel(TransformersModel):
         self, kind: type[PackedContext], prompts: Sequence[Tensor], groups: Tensor, ids: Tensor, lengths: Tensor
     ) -> Tensor:
         """Return `completion_hidden` by a given form of attention."""
-        context = kind(list(prompts), groups, ids, lengths)
-        return self._run(context.ids, context.positions, context).index_select(0, context.predictors)
+        context = kind(prompts, groups, ids, lengths, module_device(self.module))
+        return context.predicting(self._run(context.ids, context.positions, context))
 
     def completion_hidden(
         self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
@@ -75,20 +75,11 @@ def build(size: Size, device: torch.device, dtype: torch.dtype) -> GpuModel:
     return GpuModel(module, device)
 
 
-def run(device: torch.device) -> dict[str, Any]:
-    """Return every check by name: its figure, its limit, and whether it holds. A check that fails to run does not
-    hold.
-    """
-    found: dict[str, Any] = {}
-    for name, (check, limit, at_least) in CHECKS.items():
-        try:
-            value = check(device)
-            passed = value >= limit if at_least else value <= limit
-            found[name] = {"value": value, "limit": limit, "passed": bool(passed)}
-        except Exception as error:  # the other checks still run
-            found[name] = {"error": f"{type(error).__name__}: {error}"[:500], "limit": limit, "passed": False}
-        print(f"{name}: {found[name]}", flush=True)
-    return found
+def one(name: str, device: torch.device) -> dict[str, Any]:
+    """Return a check's figure, its limit, and whether it holds."""
+    check, limit, at_least = CHECKS[name]
+    value = check(device)
+    return {"value": value, "limit": limit, "passed": bool(value >= limit if at_least else value <= limit)}
 
 
 def _shape(device: torch.device) -> Size:
@@ -131,7 +122,7 @@ def _head(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def _attention(dtype: torch.dtype, of_gradient: bool, device: torch.device) -> float:
-    """FlexAttention's hidden states (relative difference) or gradients (cosine) against those of padded rows."""
+    """Flash attention's hidden states (relative difference) or gradients (cosine) against those of padded rows."""
     model = build(_shape(device), device, dtype)
     results = []
     for kind in (packed_context(device), PackedContext):
@@ -145,12 +136,12 @@ def _attention(dtype: torch.dtype, of_gradient: bool, device: torch.device) -> f
 
 
 def _kernel(device: torch.device) -> float:
-    """Return 1 where FlexAttention was believed and used, 0 where padded rows stepped in."""
-    from oncurve.models.attention import flex
+    """Return 1 where the flash kernels were believed and used, 0 where padded rows stepped in."""
+    from oncurve.models.attention import flash
 
     if device.type == "cuda":
-        build(_shape(device), device, torch.bfloat16).hidden(FlexContext, *_rows(device))
-    return float(all(reason is None for reason in flex._TRIED.values()))
+        build(_shape(device), device, torch.bfloat16).hidden(FlashContext, *_rows(device))
+    return float(all(reason is None for reason in flash._TRIED.values()))
 
 
 @torch.no_grad()

@@ -182,7 +182,7 @@ class LocalLearner:
             self._values.head.zero_grad()  # of an attempt that ran out of memory
         with sparse_embeddings(self.model.module) as settle:
             for micro in micro_batches(rows, tokens) if rows is not None else ():
-                loss += self._backward(micro.to(device), metrics)
+                loss += self._backward(micro, metrics)
                 settle()
         return Accumulated(loss, metrics)
 
@@ -193,15 +193,19 @@ class LocalLearner:
         return loss.detach()
 
     def _loss(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
-        """Return the micro-batch's loss `()`, differentiable; its statistics are added to `metrics`."""
+        """Return the micro-batch's loss `()`, differentiable; its statistics are added to `metrics`.
+
+        The model reads the rows where they are: on the host, which plans them without waiting for the device.
+        """
+        here = micro.to(module_device(self.model.module))
         head = self.reference.head() if self.reference is not None else None
         read = None if self._values is None else partial(self._values.read, micro=micro)
         stats = token_stats(self.model, micro, self._needs, self._temperature, head, observe=OBSERVED, read=read)
-        token = objective_loss(self.objective, stats, micro) + self.regularizer(stats, micro)
-        loss: Tensor = token.weighted(micro)
+        token = objective_loss(self.objective, stats, here) + self.regularizer(stats, here)
+        loss: Tensor = token.weighted(here)
         for key, values in token.stats.items():
-            metrics.add(key, values, micro.loss_mask)
-        observe_mismatch(metrics, stats.logprobs, micro)
+            metrics.add(key, values, here.loss_mask)
+        observe_mismatch(metrics, stats.logprobs, here)
         return loss
 
     def forget(self, accumulated: Accumulated) -> UpdateResult:

@@ -122,13 +122,8 @@ class TransformersModel:
         check_rows(prompts, group_ids, completion_ids, lengths)
         check_longest(self.module, longest_of(prompts, group_ids, lengths))
         device = module_device(self.module)
-        context = packed_context(device)(
-            [prompt.to(device) for prompt in prompts],
-            group_ids.to(device),
-            completion_ids.to(device),
-            lengths.to(device),
-        )
-        return self._run(context.ids, context.positions, context).index_select(0, context.predictors)
+        context = packed_context(device)(prompts, group_ids, completion_ids, lengths, device)
+        return context.predicting(self._run(context.ids, context.positions, context))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return `(n, H)` -> `(n, V)`, in float32 at least."""

@@ -13,7 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from oncurve.machine.compiled import compiled
 
 # Sums of 64 neighbours first, then a search in one block: up to 2 blocks a single cumulative sum is as fast.
 _BLOCK = 64
@@ -76,8 +78,8 @@ def _sample_blocks(logits: Tensor, uniforms: Tensor, temperature: float) -> tupl
     chosen block are made again.
     """
     vocabulary = logits.shape[1]
-    highest = logits.amax(1, keepdim=True).to(torch.promote_types(logits.dtype, torch.float32))
-    cumulative = _block_sums(logits, highest, temperature).cumsum(dim=1, dtype=torch.float64)
+    sums, highest = (_sums_in_cache if logits.device.type == "cpu" else _sums)(logits, temperature)
+    cumulative = sums.cumsum(dim=1, dtype=torch.float64)
     total = cumulative[:, -1:]
     block, target = _first_above(cumulative, uniforms * total)
     # Never negative: the sum before the first block above the target is not above it.
@@ -90,11 +92,25 @@ def _sample_blocks(logits: Tensor, uniforms: Tensor, temperature: float) -> tupl
     return (block * _BLOCK + member).clamp_(max=vocabulary - 1), logprobs
 
 
-def _block_sums(logits: Tensor, highest: Tensor, temperature: float) -> Tensor:
-    """Return the blocks' sums of weights `(n, ⌈V / 64⌉)`; the last block may be shorter."""
+@compiled
+def _sums(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the blocks' sums of weights `(n, ⌈V / 64⌉)`, and the highest logits `(n, 1)`; the last block may be
+    shorter.
+
+    Compiled, this reads the logits twice, for the highest and for the sums, and writes no weight.
+    """
     count, vocabulary = logits.shape
+    highest = logits.amax(1, keepdim=True).to(torch.promote_types(logits.dtype, torch.float32))
+    weights = ((logits - highest) / temperature).exp()
+    return nn.functional.pad(weights, (0, -vocabulary % _BLOCK)).view(count, -1, _BLOCK).sum(2), highest
+
+
+def _sums_in_cache(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the same, with as many weights at a time as stay in a processor's cache."""
+    count, vocabulary = logits.shape
+    highest = logits.amax(1, keepdim=True).to(torch.promote_types(logits.dtype, torch.float32))
     blocks = -(-vocabulary // _BLOCK)
-    at_once = count if logits.device.type != "cpu" else min(count, max(1, _AT_ONCE // vocabulary))
+    at_once = min(count, max(1, _AT_ONCE // vocabulary))
     weights = highest.new_empty(at_once, blocks * _BLOCK)
     weights[:, vocabulary:] = 0
     sums = highest.new_empty(count, blocks)
@@ -103,7 +119,7 @@ def _block_sums(logits: Tensor, highest: Tensor, temperature: float) -> Tensor:
         written = weights[: len(rows), :vocabulary].copy_(rows).sub_(highest[start : start + at_once])
         _scale(written, temperature).exp_()
         torch.sum(weights[: len(rows)].view(len(rows), blocks, _BLOCK), 2, out=sums[start : start + at_once])
-    return sums
+    return sums, highest
 
 
 def _scale(x: Tensor, temperature: float) -> Tensor:
