@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def buffers_of(model, capture=None, device=CPU):
-    return GraphBuffers(model._run, model.module, device, capture)
+    return GraphBuffers(model._run_joined, model.module, device, capture, model._join)
 
 
 def worst_difference(ours, theirs, prompts, ids, lengths=None, at_once=None):
@@ -143,7 +143,7 @@ LIMITS = torch.randint(1, LONGEST + 1, (15,), generator=GENERATOR)
 
 
 def loop_of(model, capture=None, device="cpu"):
-    return GraphLoop(GraphBuffers(model._run, model.module, torch.device(device), capture), model.raw_logits)
+    return GraphLoop(buffers_of(model, capture, torch.device(device)), model.raw_logits)
 
 
 def loop_on_the_host(model):
