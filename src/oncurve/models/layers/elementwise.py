@@ -1,10 +1,11 @@
 """Rotation and gated product with backward passes of their own: one kernel each on a GPU, and less is kept.
 
-    rotation        y = x · cos + swap(x) · sin           keeps the tables, which all layers share
-    gated product   y = silu(gate) · up, or (silu(gate) · up) Wᵀ        keeps gate and up, of a token's four numbers
+    rotation        y = x · cos + swap(x) · sin
+    gated product   y = silu(gate) · up, or (silu(gate) · up) Wᵀ
 
-autograd would keep silu(gate) and the product too: a third of a layer's activations. The backward computes both again.
-On the CPU values and gradients have the bits that autograd gives.
+A rotation keeps its tables, which all layers share. A gated product keeps gate and up. autograd would keep silu(gate)
+and the product too, a third of a layer's activations; the backward computes both again. On the CPU values and gradients
+have the bits that autograd gives.
 """
 
 from __future__ import annotations
