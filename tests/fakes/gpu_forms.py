@@ -1,9 +1,9 @@
 """oncurve's forms for a GPU, chosen for the pretended one: all that the tests know of oncurve's inside.
 
-    compiled functions   the kernels that the compiler makes of each, `COMPILED`
-    packed training      torch's flash kernels by the oracle's functions
-    decoding             the functions that Triton's kernels equal; `pretended_gpu.Captures` in place of CUDA graphs
-    optimizer            torch's fused AdamW, as on CUDA
+compiled functions   the kernels that the compiler makes of each, `COMPILED`
+packed training      torch's flash kernels by the oracle's functions
+decoding             the functions that Triton's kernels equal; `pretended_gpu.Captures` in place of CUDA graphs
+optimizer            torch's fused AdamW, as on CUDA
 """
 
 from __future__ import annotations
