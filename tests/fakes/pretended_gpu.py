@@ -244,8 +244,8 @@ class _Storage:
         for seen in _device.watching:
             seen.peak_bytes = max(seen.peak_bytes, _device.live_bytes)
 
-    def __del__(self) -> None:
-        _device.live_bytes -= self.size
+    def __del__(self, device: _Device = _device) -> None:  # names of the module may be gone at the end of a process
+        device.live_bytes -= self.size
 
 
 _storages: weakref.WeakValueDictionary[int, _Storage] = weakref.WeakValueDictionary()

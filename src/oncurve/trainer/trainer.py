@@ -40,6 +40,7 @@ from oncurve.trainer.watching import (
     StopSignals,
     UntrainedUpdates,
     observe_batch,
+    observe_memory,
     split_advantages,
     summarized,
     timer,
@@ -172,6 +173,7 @@ class Trainer:
     def record(self, collected: Collected, batch: TrainBatch, metrics: Metrics) -> tuple[Tensor | None, ...]:
         """Return the advantages of each group; begins to record them, which the updates do not wait for."""
         observe_batch(metrics, batch)
+        observe_memory(metrics, self.config.environment.get("device", "cpu"))
         advantages = split_advantages(batch, collected.groups, collected.usable)
         self.write_down(collected.groups, advantages)
         return advantages
