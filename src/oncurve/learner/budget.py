@@ -32,8 +32,9 @@ class Budget:
         self.tokens = min(self.tokens, tokens)
 
     def fit(self, work: Callable[[int], Result], batch: TrainBatch) -> Result:
-        """Return `work(tokens)`, repeated from its start whenever the device runs out of memory: first with that of
-        decoding, then with half as many tokens each time.
+        """Return `work(tokens)`, repeated from its start whenever the device runs out of memory.
+
+        The first time decoding gives back its own, then there are half as many tokens each time.
 
         This is for accelerators: a process that uses up the host's memory is killed without an exception.
 
