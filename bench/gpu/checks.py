@@ -15,7 +15,8 @@ from oncurve.models.attention.flash import FlashContext
 from oncurve.models.attention.packed_rows import PackedContext
 from oncurve.models.backend import packed_context
 from oncurve.models.causal import DecodeRequest, module_device
-from oncurve.models.decode.cuda_graphs import GraphBuffers, capture_on
+from oncurve.models.decode.cuda_graphs import capture_on
+from oncurve.models.decode.graph_buffers import GraphBuffers
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.decode.teacher_forcing import forced_logits
@@ -179,17 +180,23 @@ def _sampled(device: torch.device) -> float:
 
 
 @torch.no_grad()
-def _mismatch(dtype: torch.dtype, device: torch.device) -> float:
-    """Mean difference of a sampled token's log-probability between sampler and learner."""
+def _mismatch(dtype: torch.dtype, wide: bool, device: torch.device) -> float:
+    """Mean difference of a sampled token's log-probability between sampler and learner; `wide`: float32 logits."""
     model = build(_shape(device), device, dtype)
+    own = model.head_matrix()
+    assert own is not None
+    if wide:
+        model.raw_logits = lambda hidden: hidden.float() @ own.float().t()  # type: ignore[method-assign]
+        model.graph_loop = GraphLoop(model.buffers, model.raw_logits)
     prompts, groups, _, _ = _rows(device)
     keys = row_keys(3, 4, groups.cpu(), torch.arange(COPIES).repeat(len(prompts)))
     rows = model.graph_loop(_request(prompts, keys, []))
     ids = torch.tensor([row.ids for row in rows], device=device)
     lengths = torch.full((len(rows),), LONGEST, device=device)
-    matrix = model.head_matrix()
-    assert matrix is not None  # a Linear without bias
-    scored, _ = linear_logprobs(model.completion_hidden(prompts, groups, ids, lengths), matrix, ids.flatten())
+    hidden, matrix = model.completion_hidden(prompts, groups, ids, lengths), own
+    if wide:
+        hidden, matrix = hidden.float(), own.float()
+    scored, _ = linear_logprobs(hidden, matrix, ids.flatten())
     sampled = torch.tensor([row.logprobs for row in rows], device=device).flatten()
     return float((scored - sampled).abs().mean())
 
@@ -204,7 +211,8 @@ CHECKS: dict[str, tuple[Callable[[torch.device], float], float, bool]] = {
     "attention, the kernel is used": (_kernel, 1, True),
     "decoding in graphs, logits, float32": (_decoder, 1e-4, False),
     "decoding in graphs, equal completions, float32": (_sampled, 0.9, True),
-    "sampler and learner, mean difference, float32": (partial(_mismatch, FULL), 1e-5, False),
-    "sampler and learner, mean difference, bfloat16": (partial(_mismatch, HALF), 2e-3, False),
+    "sampler and learner, mean difference, float32": (partial(_mismatch, FULL, False), 1e-5, False),
+    "sampler and learner, mean difference, bfloat16": (partial(_mismatch, HALF, False), 2e-3, False),
+    "sampler and learner, mean difference, bfloat16, float32 logits": (partial(_mismatch, HALF, True), 2e-3, False),
 }
 """Name -> (check, limit, whether more is better)."""

@@ -51,7 +51,7 @@ from itertools import accumulate
 from typing import Any, Literal, Self, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 Ending = Literal["eos", "stop", "length"]
@@ -324,7 +324,10 @@ def axes_of(batch: TrainBatch) -> dict[str, Axes]:
     return found
 
 
-def sent(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+AnyTensor = Num[Tensor, "..."] | Bool[Tensor, "..."]
+
+
+def sent(tensors: Sequence[AnyTensor], device: torch.device) -> list[AnyTensor]:
     """Return `tensors` on `device`. Those in the host's memory go in one copy, for which the host does not wait.
 
     They share memory there, so none of them may be changed in place.
@@ -334,7 +337,7 @@ def sent(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         return [tensor.to(device) for tensor in tensors]
     starts = list(accumulate((-(-tensor.nbytes // 16) * 16 for tensor in here), initial=0))
 
-    def parts(buffer: Tensor) -> list[Tensor]:
+    def parts(buffer: AnyTensor) -> list[AnyTensor]:
         """Return the buffer's bytes as tensors like those of `here`."""
         bytes_of = (buffer[start : start + tensor.nbytes] for start, tensor in zip(starts, here, strict=False))
         return [found.view(tensor.dtype).view(tensor.shape) for found, tensor in zip(bytes_of, here, strict=True)]

@@ -192,20 +192,18 @@ class LocalLearner:
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _loss(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
-        """Return the micro-batch's loss `()`, differentiable; its statistics are added to `metrics`.
-
-        The model reads the rows where they are: on the host, which plans them without waiting for the device.
-        """
-        here = micro.to(module_device(self.model.module))
+    def _loss(self, rows: TrainBatch, metrics: Metrics) -> Tensor:
+        """Return the micro-batch's loss `()`, differentiable; its statistics are added to `metrics`."""
+        micro = rows.to(module_device(self.model.module))
+        rows = rows.having(ref_hidden=micro.ref_hidden)  # else the model reads the host's, without waiting for a device
         head = self.reference.head() if self.reference is not None else None
-        read = None if self._values is None else partial(self._values.read, micro=micro)
-        stats = token_stats(self.model, micro, self._needs, self._temperature, head, observe=OBSERVED, read=read)
-        token = objective_loss(self.objective, stats, here) + self.regularizer(stats, here)
-        loss: Tensor = token.weighted(here)
+        read = None if self._values is None else partial(self._values.read, micro=rows)
+        stats = token_stats(self.model, rows, self._needs, self._temperature, head, observe=OBSERVED, read=read)
+        token = objective_loss(self.objective, stats, micro) + self.regularizer(stats, micro)
+        loss: Tensor = token.weighted(micro)
         for key, values in token.stats.items():
-            metrics.add(key, values, here.loss_mask)
-        observe_mismatch(metrics, stats.logprobs, here)
+            metrics.add(key, values, micro.loss_mask)
+        observe_mismatch(metrics, stats.logprobs, micro)
         return loss
 
     def forget(self, accumulated: Accumulated) -> UpdateResult:

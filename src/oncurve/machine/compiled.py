@@ -31,6 +31,11 @@ def allow_many_forms() -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _FORMS)
 
 
+def on_gpu(device: torch.device) -> bool:
+    """Return whether functions are compiled for tensors of `device`."""
+    return device.type == "cuda"
+
+
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Return `function`, compiled for all sizes when its first argument is on a CUDA device.
 
@@ -41,7 +46,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         first = args[0]
-        if not (isinstance(first, Tensor) and first.device.type == "cuda"):
+        if not (isinstance(first, Tensor) and on_gpu(first.device)):
             return function(*args, **kwargs)
         if not ready:
             allow_many_forms()

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from oncurve.machine.compiled import compiled
+from oncurve.machine.compiled import on_gpu
 
 # Sums of 64 neighbours first, then a search in one block: up to 2 blocks a single cumulative sum is as fast.
 _BLOCK = 64
@@ -78,7 +78,7 @@ def _sample_blocks(logits: Tensor, uniforms: Tensor, temperature: float) -> tupl
     chosen block are made again.
     """
     vocabulary = logits.shape[1]
-    sums, highest = (_sums_in_cache if logits.device.type == "cpu" else _sums)(logits, temperature)
+    sums, highest = (_sums_on_gpu if on_gpu(logits.device) else _sums_in_cache)(logits, temperature)
     cumulative = sums.cumsum(dim=1, dtype=torch.float64)
     total = cumulative[:, -1:]
     block, target = _first_above(cumulative, uniforms * total)
@@ -92,21 +92,10 @@ def _sample_blocks(logits: Tensor, uniforms: Tensor, temperature: float) -> tupl
     return (block * _BLOCK + member).clamp_(max=vocabulary - 1), logprobs
 
 
-@compiled
-def _sums(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the blocks' sums of weights `(n, ⌈V / 64⌉)`, and the highest logits `(n, 1)`; the last block may be
-    shorter.
-
-    Compiled, this reads the logits twice, for the highest and for the sums, and writes no weight.
-    """
-    count, vocabulary = logits.shape
-    highest = logits.amax(1, keepdim=True).to(torch.promote_types(logits.dtype, torch.float32))
-    weights = ((logits - highest) / temperature).exp()
-    return nn.functional.pad(weights, (0, -vocabulary % _BLOCK)).view(count, -1, _BLOCK).sum(2), highest
-
-
 def _sums_in_cache(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the same, with as many weights at a time as stay in a processor's cache."""
+    """Return the blocks' sums of weights `(n, ⌈V / 64⌉)`, and the highest logits `(n, 1)`; the last block may be
+    shorter. As many weights are made at a time as stay in a processor's cache.
+    """
     count, vocabulary = logits.shape
     highest = logits.amax(1, keepdim=True).to(torch.promote_types(logits.dtype, torch.float32))
     blocks = -(-vocabulary // _BLOCK)
@@ -120,6 +109,17 @@ def _sums_in_cache(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         _scale(written, temperature).exp_()
         torch.sum(weights[: len(rows)].view(len(rows), blocks, _BLOCK), 2, out=sums[start : start + at_once])
     return sums, highest
+
+
+def _sums_on_gpu(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the same from one read of the logits, which writes no weight, where Triton is there."""
+    try:
+        from oncurve.rollout.triton_sums import tops_and_sums
+    except ImportError:
+        return _sums_in_cache(logits, temperature)
+    tops, sums = tops_and_sums(logits, _BLOCK, temperature)
+    highest = tops.amax(1, keepdim=True)
+    return sums * ((tops - highest) / temperature).exp(), highest
 
 
 def _scale(x: Tensor, temperature: float) -> Tensor:

@@ -10,7 +10,6 @@ from oncurve.machine import compiled as module
 from oncurve.machine.compiled import compiled
 from oncurve.models.head import linear_logprobs
 from oncurve.models.layers import elementwise, rms_norm
-from oncurve.rollout import sampler
 
 
 def heads_and_tables(n):
@@ -24,7 +23,6 @@ def in_place(n):
 
 WEIGHT = torch.nn.Parameter(torch.linspace(-1, 2, 32, dtype=torch.bfloat16), requires_grad=False)
 COMPILED = {
-    "sums": (sampler._sums, lambda n: (torch.randn(n, 100 * n + 7), 0.7)),
     "norm": (rms_norm._normed, lambda n: (torch.randn(1, n, 32), WEIGHT, 1e-6)),
     "rotation": (elementwise._rotate, lambda n: heads_and_tables(n)),
     "rotation backward": (elementwise._rotate_back, lambda n: heads_and_tables(n)),

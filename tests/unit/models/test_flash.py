@@ -77,6 +77,16 @@ def test_gradients_of_queries_keys_and_values_are_those_of_the_padded_rows(rows,
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+def test_torch_takes_the_arguments_of_its_kernels():
+    meta = torch.device("meta")
+    context = context_of(FlashContext, LONG, CUDA_KERNELS, meta)
+    shapes = [(len(context.ids), heads, 64) for heads in (4, 2, 2)]
+    inputs = [torch.empty(shape, dtype=torch.bfloat16, device=meta, requires_grad=True) for shape in shapes]
+    out = context.in_one_call(*inputs, 0.3, 5)
+    gradients = torch.autograd.grad(out, inputs, torch.empty_like(out))
+    assert [list(x.shape) for x in (out, *gradients)] == [list(shapes[0]), *map(list, shapes)]
+
+
 def test_what_is_taken_several_times_gets_the_sum_of_its_gradients():
     index = torch.tensor([2, 0, 4, 2, 3, 2, 0])  # row 1 is never taken; rows from 3 on once
     x = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)

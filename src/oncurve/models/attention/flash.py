@@ -1,19 +1,19 @@
 """Packed, prefix-shared attention by the flash kernels in torch's core, for GPUs: nothing padded, no mask, no scores.
 
-The kernels take ragged sequences, one after another, and align queries with the *last* of their keys. So both kinds of
-sequence are what they call causal, within a window or not, and one call does them all:
+The kernels take ragged sequences, one after another, and align queries with the *last* of their keys. So one causal
+call, within a window or not, does both kinds of sequence.
 
     a prompt    its tokens ask, its tokens answer
-    a row       its own tokens ask; its group's prompt and then its own tokens answer
+    a row       its own tokens ask; its group's prompt answers, and then its own tokens
 
 Queries stand in the order of the flat row. Keys and values are gathered for the call: a prompt's once for itself and
-once per row. They are a small part of what a layer keeps (one head of keys for several of queries), and are gathered
-again in the backward pass, whose copies of a prompt's gradient are summed in a fixed order.
+once per row. They are a small part of a layer, one head of keys for several of queries, and are gathered again in the
+backward pass. There the gradients of a prompt's copies are summed in a fixed order.
 
 Covered: float16 and bfloat16, heads of up to 256 features in steps of 8, keys and values of one size. Anything else
-(float32 above all, for which there is no flash kernel) runs on padded rows, as `packed_rows` does, and so does a shape
-of heads for which the kernels fail their trial: for each, values and gradients of small rows are compared with those of
-the padded rows, and a warning is given once.
+runs on padded rows, as `packed_rows` does: float32 above all, for which there is no flash kernel. So does a shape of
+heads for which the kernels fail their trial, which compares values and gradients of small rows with those of the padded
+rows. A warning is given once.
 """
 
 from __future__ import annotations
@@ -97,21 +97,27 @@ class Sequences:
     """
 
     def __init__(self, prompts: RowLayout, rows: RowLayout, groups: Tensor) -> None:
-        asking = rows.lengths.nonzero()[:, 0]
-        before, own = prompts.lengths[groups[asking]], rows.lengths[asking]
-        starts = torch.cat([prompts.lengths, rows.lengths]).cumsum(0) - torch.cat([prompts.lengths, rows.lengths])
-        first = int(prompts.lengths.sum())
-        queries, keys = torch.cat([prompts.lengths, own]), torch.cat([prompts.lengths, before + own])
-        pieces = torch.stack([before, own], 1).flatten()  # of a row: its prompt, then its own tokens
-        begins = torch.stack([starts[groups[asking]], starts[prompts.count :][asking]], 1).flatten()
-        offsets = (begins - (pieces.cumsum(0) - pieces)).repeat_interleave(pieces)
-        tokens = torch.cat([torch.arange(first), torch.arange(len(offsets)) + offsets])
-        self.repeats = Repeats(tokens, first, first + int(rows.lengths.sum()))
-        self.query_ends, self.key_ends = (
-            torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32) for lengths in (queries, keys)
-        )
+        lengths = torch.cat([prompts.lengths, rows.lengths])
+        first, sources = int(prompts.lengths.sum()), int(lengths.sum())
+        spans = torch.split(torch.arange(sources), lengths.tolist())
+        own = spans[prompts.count :]
+        keys = [*spans[: prompts.count]]
+        keys += [torch.cat([spans[group], span]) for group, span in zip(groups.tolist(), own, strict=True) if len(span)]
+        self.repeats = Repeats(torch.cat(keys), first, sources)
+        sizes = [torch.tensor([0, *(len(span) for span in many if len(span))]) for many in (spans, keys)]
+        self.query_ends, self.key_ends = (many.cumsum(0).to(torch.int32) for many in sizes)
         # At least 2: of one query per sequence the kernels make a decoding step, which is laid out in another way.
-        self.longest = max(2, int(queries.max())), max(2, int(keys.max()))
+        self.longest = tuple(max(2, int(many.max())) for many in sizes)
+
+    def gathered(self, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """Return keys and values of all sequences `(K, h_kv, d)`, one after another."""
+        index = self.repeats.index
+        return key.index_select(0, index), value.index_select(0, index)
+
+    @property
+    def tables(self) -> tuple[Any, ...]:
+        """The ends, and the most queries and keys of a sequence, as the kernels take them."""
+        return self.query_ends, self.key_ends, *self.longest
 
 
 class FlashContext(PackedContext):
@@ -122,24 +128,20 @@ class FlashContext(PackedContext):
     def _parts(self) -> list[object]:
         self._sequences = Sequences(self._prompts, self._completions, self._groups)
         self._predicting = Repeats(self.predictors, self._prompt_tokens, len(self.ids))
-        self._prefixes = Repeats(self._groups, self._prompts.count, self._prompts.count)
-        repeats = (self._sequences.repeats, self._predicting, self._prefixes)
+        repeats = (self._sequences.repeats, self._predicting)
         return [*super()._parts(), self._sequences, *repeats, *(found.copies for found in repeats)]
 
     def predicting(self, hidden: Tensor) -> Tensor:
         """Return the hidden states that predict each completion token: of all tokens `(N, H)` -> `(N', H)`."""
         return self._predicting.take(hidden)
 
-    def _by_row(self, prefix: Tensor) -> Tensor:
-        return self._prefixes.take(prefix)
-
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         """Attention of one layer. Stores nothing, so any layer may be run again."""
-        if self.kernels is not CUDA_KERNELS or (_covers(query, value) and _tried(query, key, window) is None):
-            return self.in_one_call(query, key, value, scaling, window)
-        return super().attend(layer, query, key, value, scaling, window)
+        if self.kernels is CUDA_KERNELS and not _usable(query, key, value, window):
+            return super().attend(layer, query, key, value, scaling, window)
+        return self.in_one_call(query, key, value, scaling, window)
 
     def in_one_call(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
         """Return `attend` by the kernels."""
@@ -168,7 +170,7 @@ class _Flash(torch.autograd.Function):
             "window_size_right": 0,
         }
         out, log_sums, *random, _ = kernels.forward(
-            query, *_gathered(sequences, key, value), *_tables(sequences), 0.0, True, False, **ctx.options
+            query, *sequences.gathered(key, value), *sequences.tables, 0.0, True, False, **ctx.options
         )
         ctx.save_for_backward(query, key, value, out, log_sums, *random)
         return out  # type: ignore[no-any-return]
@@ -177,53 +179,44 @@ class _Flash(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, log_sums, *random = ctx.saved_tensors
-        keys, values = _gathered(ctx.sequences, key, value)
+        sequences = ctx.sequences
         with _in_order():
             by_query, *by_gathered = ctx.backward_kernel(
-                grad, query, keys, values, out, log_sums, *_tables(ctx.sequences), 0.0, True, *random, **ctx.options
+                *(grad, query, *sequences.gathered(key, value), out, log_sums),
+                *(*sequences.tables, 0.0, True, *random),
+                **ctx.options,
             )
-        by_key, by_value = ctx.sequences.repeats.summed(torch.cat(by_gathered, 1)).split(key.shape[1], 1)
+        by_key, by_value = sequences.repeats.summed(torch.cat(by_gathered, 1)).split(key.shape[1], 1)
         return by_query, by_key, by_value, None, None, None, None
-
-
-def _gathered(sequences: Sequences, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    index = sequences.repeats.index
-    return key.index_select(0, index), value.index_select(0, index)
-
-
-def _tables(sequences: Sequences) -> tuple[Tensor, Tensor, int, int]:
-    return sequences.query_ends, sequences.key_ends, *sequences.longest
 
 
 @contextmanager
 def _in_order() -> Iterator[None]:
-    """Within: the backward kernel adds in a fixed order. It reads torch's setting for the whole process."""
-    settings: Any = torch.utils.deterministic
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = settings.fill_uninitialized_memory
+    """Within: the backward kernel adds in a fixed order. It reads a setting of the whole process, in which no other
+    thread computes on the device meanwhile.
+    """
+    memory: Any = torch.utils.deterministic
+    before, filled = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
     if IN_ORDER:
-        torch.use_deterministic_algorithms(True)
-        settings.fill_uninitialized_memory = False
+        torch.set_deterministic_debug_mode("error")
+        memory.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        settings.fill_uninitialized_memory = filled
+        torch.set_deterministic_debug_mode(before)
+        memory.fill_uninitialized_memory = filled
 
 
-def _covers(query: Tensor, value: Tensor) -> bool:
-    size = query.shape[2]
-    return query.dtype.itemsize == 2 and size == value.shape[2] and size % 8 == 0 and size <= 256
-
-
-def _tried(query: Tensor, key: Tensor, window: int | None) -> str | None:
+def _usable(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> bool:
     heads = query.shape[1], key.shape[1], query.shape[2]
+    if query.dtype.itemsize != 2 or heads[2] != value.shape[2] or heads[2] % 8 or heads[2] > 256:
+        return False
     case = (*heads, query.dtype, query.device, window is None)
     if case not in _TRIED:
         _TRIED[case] = reason = trial(CUDA_KERNELS, heads, query.dtype, query.device, window is not None)
         if reason is not None:
             warn(f"Flash attention is not used, attention runs on padded rows: {reason}")
-    return _TRIED[case]
+    return _TRIED[case] is None
 
 
 def trial(

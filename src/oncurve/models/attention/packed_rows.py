@@ -219,14 +219,10 @@ class PackedContext:
         prefix.
         """
         if self._copies is None:
-            return torch.cat([self._by_row(prefix), suffix], 1)
+            return torch.cat([prefix.index_select(0, self._groups), suffix], 1)
         groups, copies = self._prompts.count, self._copies
         repeated = prefix[:, None].expand(groups, copies, *prefix.shape[1:])
         return torch.cat([repeated, suffix.view(groups, copies, *suffix.shape[1:])], 2).flatten(0, 1)
-
-    def _by_row(self, prefix: Tensor) -> Tensor:
-        """Return `(M, ...)` -> `(b, ...)`: each row's group's."""
-        return prefix.index_select(0, self._groups)
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """Return `(1 | b, 1, C, P + C)`: one for all rows where all prompts are equally long."""

@@ -179,6 +179,7 @@ class GraphBuffers:
         index = self._sent(kept)
         for tensor, axis in ((self.state, 1), (self.hidden, 0), (self.table, 0)):
             tensor.narrow(axis, 0, len(kept)).copy_(tensor.index_select(axis, index))
+        self.state[:, len(kept) : rows] = 0  # no row is there twice: `teacher_forcing` tells rows by their uniforms
         self.state[_STATE, len(kept) : rows] = LENGTH
 
     def add(self, first: int, rows: Sequence[tuple[int, int, int, int]], hidden: Sequence[Tensor]) -> None:

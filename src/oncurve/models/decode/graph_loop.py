@@ -91,11 +91,13 @@ class _Decoding:
 
     def run(self) -> list[EndedRows]:
         """Decode all rows."""
-        running: tuple[list[_Row], Report] | None = None
+        wanted, running = self._most, None
         while running is not None or self._live or self._waiting:
             before, running = running, self._go_on()
             if before is not None:
                 self._take(*before)
+        if self._most < wanted:
+            warn(f"out of memory while sampling {wanted} rows at a time: it is {self._most} from here on")
         return [self._ended[number] for number in range(len(self._keys))]
 
     def _go_on(self) -> tuple[list[_Row], Report] | None:
@@ -116,7 +118,6 @@ class _Decoding:
         """Put all rows back, and go on with half as many in fresh buffers."""
         self._most //= 2
         self._buffers.most_rows = self._most
-        warn(f"out of memory while sampling: at most {self._most} rows at a time from here on")
         while self._live:
             self._put_back(self._live.pop())
         self._buffers.release()
