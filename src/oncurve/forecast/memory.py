@@ -161,13 +161,17 @@ class Variant:
 
     @property
     def rows(self) -> int:
-        """Completions that are sampled at the same time: whole groups."""
-        return min(self.work.completions, max(self.work.rows, self.work.group_size))
+        """Completions that are sampled at the same time: whole groups on a CPU."""
+        return min(self.work.completions, max(self.work.rows, self.work.group_size if self.on_cpu else 1))
 
     @property
     def cache(self) -> float:
-        """Bytes of keys and values: every group's prompt once, each completion in flight at full length."""
-        tokens = self.rows / self.work.group_size * self.work.mean_prompt + self.rows * self.work.completion_tokens
+        """Bytes of keys and values: every prompt in flight once, each completion in flight at full length.
+
+        On a GPU each of the rows may be of another prompt.
+        """
+        prompts = self.rows / self.work.group_size if self.on_cpu else min(self.rows, self.work.prompts)
+        tokens = prompts * self.work.mean_prompt + self.rows * self.work.completion_tokens
         return self.shape.cache_bytes(self.width) * tokens
 
     def activations(self) -> Activations:

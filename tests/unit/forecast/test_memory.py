@@ -85,6 +85,9 @@ def test_keys_and_values_of_what_is_in_flight() -> None:
     # 6 rows at a time are 2 groups: 2·10 prompt tokens and 6·4 completion tokens, 2·2·1·4·2 = 32 bytes each
     assert Variant(SHAPE, WORK).cache == 32 * (2 * 10 + 6 * 4)
     assert Variant(SHAPE, replace(WORK, rows=1)).cache == 32 * (10 + 3 * 4)
+    # on a GPU they may be of all 4 groups, and a row is alone
+    assert Variant(SHAPE, WORK, on_cpu=False).cache == 32 * (4 * 10 + 6 * 4)
+    assert Variant(SHAPE, replace(WORK, rows=1), on_cpu=False).cache == 32 * (10 + 4)
 
 
 def test_the_peak_by_hand() -> None:
@@ -94,7 +97,7 @@ def test_the_peak_by_hand() -> None:
     state = 5000 + 1952 * 16
     # two passes, so the second starts with all gradients: 4·1952 + 2·100·44 + 10·44 + 1000
     # keys and values; of each of 6 rows 100 logits of 2 bytes, and of 64 weights a sum of 4 bytes and one of 8
-    decoding = 32 * 44 + 6 * 100 * (2 + 12 / 64) + GRAPHS
+    decoding = 32 * 64 + 6 * 100 * (2 + 12 / 64) + GRAPHS
     training = state + 7808 + 8800 + 440 + 1000
     assert found.phases["training"] == training + decoding
     assert found.phases["export"] == state + 4 * 800
