@@ -103,7 +103,7 @@ class LocalLearner:
         self._by_advantage = zero_advantage_is_enough(objective, regularizer)
         self._attempts = 0
         self._values: ValueReader | None = None
-        self.budget = Budget(config.tokens_per_micro_batch)
+        self.budget = Budget(config.tokens_per_micro_batch, model.free_decoding)
 
     def _take_charge(self, dtype: torch.dtype | None, given: CausalModel | None) -> MasterAdamW:
         """Return the optimizer of `model`; the reference is set where there is one, of the model `given` for it."""

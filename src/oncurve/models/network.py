@@ -163,6 +163,13 @@ class TransformersModel:
             return GraphLoop(self._buffers, self.raw_logits)
         return HostLoop(self.decoder, device)
 
+    def free_decoding(self) -> bool:
+        """Free cache and graphs, which the next rollout makes again; return whether there were any."""
+        kept = self._buffers is not None and self._buffers.rows > 0
+        if self._buffers is not None:
+            self._buffers.release()
+        return kept
+
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> Decoder:
         """Return a cached decoder after its prefill: `copies[g]` >= 1 rows of prompt g of at most `max_new_tokens`
         tokens.

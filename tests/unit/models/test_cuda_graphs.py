@@ -108,7 +108,7 @@ def test_a_whole_step_makes_every_tensor_on_the_models_device(name):
     assert capture_on(meta) is None
 
 
-def test_a_model_with_buffers_decodes_in_them_and_keeps_them():
+def test_a_model_with_buffers_decodes_in_them_and_keeps_them_until_they_are_freed():
     model = fast_model()
     model._buffers = buffers = buffers_of(model, record)
     loop = model.token_loop()
@@ -117,6 +117,8 @@ def test_a_model_with_buffers_decodes_in_them_and_keeps_them():
     assert worst_difference(loop, on_the_host(model), *asked) <= 1e-12
     assert model._buffers is buffers
     assert copy.deepcopy(model)._buffers is None
+    assert [model.free_decoding(), buffers.rows, model.free_decoding()] == [True, 0, False]
+    assert worst_difference(loop, on_the_host(model), *asked) <= 1e-12
 
 
 @NEEDS_CUDA
