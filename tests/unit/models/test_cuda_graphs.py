@@ -31,7 +31,8 @@ def in_graphs(model, capture=None, device=CPU):
 
 
 def loop_in(buffers, model):
-    return GraphLoop(buffers, model._run, model.module, model.raw_logits)
+    model._buffers = buffers
+    return model.token_loop()
 
 
 def worst_difference(ours, theirs, prompts, ids, lengths=None, at_once=None):
@@ -114,7 +115,7 @@ def test_a_whole_step_makes_every_tensor_on_the_models_device(name):
     assert capture_on(meta) is None
 
 
-def test_a_model_with_buffers_decodes_in_them_and_keeps_them():
+def test_a_model_with_buffers_decodes_in_them_and_keeps_them_until_they_are_freed():
     model = fast_model()
     model._buffers = buffers = GraphBuffers(CPU, record)
     loop = model.token_loop()
@@ -125,6 +126,8 @@ def test_a_model_with_buffers_decodes_in_them_and_keeps_them():
     assert copy.deepcopy(model)._buffers is buffers
     kind, given = buffers.__reduce__()
     assert kind(*given) is None  # in another process
+    assert [model.free_decoding(), buffers.rows, model.free_decoding()] == [True, 0, False]
+    assert worst_difference(loop, on_the_host(model), *asked) <= 1e-12
 
 
 @NEEDS_CUDA

@@ -23,6 +23,7 @@ if DEVICE == "cpu" and tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4):
     pytest.skip("Triton's interpreter needs numpy < 2.4", allow_module_level=True)
 
 from oncurve.models.decode import triton_kernels as fast  # noqa: E402 - Triton is there, and interprets
+from oncurve.rollout import sampler, triton_sums  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 DTYPES = {torch.float32: 1e-5, torch.float16: 5e-3} | ({torch.bfloat16: 4e-2} if DEVICE == "cuda" else {})
@@ -68,3 +69,19 @@ def test_keys_and_values_are_written_where_the_plain_function_writes_them(rows, 
     fast.write(key, value, got[0], got[1], places)
     plain.write(key, value, wanted[0], wanted[1], places)
     assert torch.equal(got, wanted)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 4), st.integers(1, 3000), st.sampled_from([0.5, 1.0, 1.7]), st.sampled_from(list(DTYPES)))
+def test_the_sampler_has_the_sums_of_the_cpu(rows, vocabulary, temperature, dtype):
+    logits = torch.randn(rows, vocabulary, device=DEVICE).mul(4).to(dtype)
+    logits[0, 1::3] = logits[:, 70:140] = float("-inf")
+    pairs = zip(sampler._sums_on_gpu(logits, temperature), sampler._sums_in_cache(logits, temperature), strict=True)
+    for found, wanted in pairs:
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-12)
+
+
+def test_a_logit_that_is_not_a_number_is_in_the_sum_of_its_block():
+    logits = torch.zeros(1, 130, device=DEVICE)
+    logits[0, 65] = float("nan")
+    assert triton_sums.tops_and_sums(logits, 64, 1.0)[1].isnan().tolist() == [[False, True, False]]

@@ -15,8 +15,9 @@ per number of rows and settings, and serve every later rollout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -124,7 +125,7 @@ class GraphBuffers:
             hidden, prefixes = prefill(self._run, [prompts[0][:1]], self.device)
             sizes = max(rows, self.rows), max(columns, self._columns), max(pages, self._pages)
             self.allocate(*sizes, hidden, prefixes.layers)
-        addresses = tuple(tensor.data_ptr() for tensor in _tensors(module))
+        addresses = _addresses(module)
         if addresses not in self._models and len(self._models) == _MOST_MODELS:
             self.graphs.forget()
             self._models = {}
@@ -248,7 +249,5 @@ def _advance(ids: Tensor, state: Tensor, table: Tensor, ends: Tensor) -> tuple[T
     return torch.stack([states, state[_COUNT] + grew]), at - state[_PADDING], at + 1, places
 
 
-def _tensors(module: nn.Module) -> Iterable[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
-    yield from factors_in_use(module)
+def _addresses(module: nn.Module) -> tuple[int, ...]:
+    return tuple(x.data_ptr() for x in chain(module.parameters(), module.buffers(), factors_in_use(module)))
