@@ -104,7 +104,7 @@ class GraphBuffers:
         self.graphs.forget()
         self._models: dict[tuple[int, ...], int] = {}
         self.rows = self._columns = self._pages = 0
-        self.layers: Layers = {}
+        self.layers: dict[int, Sequence[Tensor]] = {}
         self.free: list[int] = []
         self.state = self.table = self.hidden = self._written = torch.empty(0)
 
@@ -128,9 +128,9 @@ class GraphBuffers:
         addresses = _addresses(module)
         if addresses not in self._models and len(self._models) == _MOST_MODELS:
             self.graphs.forget()
-            self._models = {}
+            self._models.clear()
         self._model = self._models.setdefault(addresses, len(self._models))
-        self.free = list(self.free_pages)
+        self.free = list(self._all_pages)
         self.state[_STATE].fill_(LENGTH)
         self._tick.zero_()
 
@@ -149,10 +149,9 @@ class GraphBuffers:
         bytes_of_page = PAGE * sum(x[0, :, 0].nbytes for pair in layers.values() for x in pair)
         if pages * bytes_of_page > (room := _SHARE_OF_MEMORY * free_bytes(self.device)):
             pages = max(1 + columns, int(room / bytes_of_page))
-        made = {
-            layer: [x.new_zeros(pages * PAGE, x.shape[1], x.shape[3]) for x in two] for layer, two in layers.items()
-        }
-        self.layers, self.free_pages = made, range(pages - 1, 0, -1)
+        for layer, pair in layers.items():
+            self.layers[layer] = [x.new_zeros(pages * PAGE, x.shape[1], x.shape[3]) for x in pair]
+        self._all_pages = range(pages - 1, 0, -1)
 
     def _sent(self, numbers: Any) -> Tensor:
         """Return integers on the device, without waiting for it."""

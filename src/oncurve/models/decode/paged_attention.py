@@ -33,14 +33,7 @@ def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, places: Tens
 
 
 def attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    starts: Tensor,
-    ends: Tensor,
-    page: int,
-    scaling: float,
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, starts: Tensor, ends: Tensor, page: int, scaling: float
 ) -> Tensor:
     """Return `(n, h, d_v)`: each row's attention over its places from `starts` up to `ends`.
 
