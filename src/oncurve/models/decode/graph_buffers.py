@@ -1,13 +1,13 @@
 """Rows that are decoded in CUDA graphs: tensors that stay where they are, and whole steps without the host.
 
 A step is head, sampler, the test for the end and the model's body. What a row needs lies in tensors over the rows. A
-row that has ended is computed with the others until the host takes it out, and writes to a page that belongs to nobody.
+row that has ended is computed with the others until the host takes it out, and writes to page 0, which no row has.
 
-    state    (6, R)         of each row: how it stands, its tokens, key, last token's index, own first place, padding
-    table    (R, columns)   the pages of each row, the prompt's before its own
-    hidden   (R, H)         what predicts each row's next token
-    layers                  keys and values in pages, of all rows and prompts (`paged_attention`)
-    written  (2, S, R)      tokens and log-probabilities of the S steps between two reports
+    state    (6, R)         of each row: how it stands, its tokens, key, last token's index, own first place, padding.
+    table    (R, columns)   the pages of each row, the prompt's before its own.
+    hidden   (R, H)         what predicts each row's next token.
+    layers                  keys and values in pages, of all rows and prompts (`paged_attention`).
+    written  (2, S, R)      tokens and log-probabilities of the S steps between two reports.
 
 The host decides between steps which rows there are and which pages they have (`graph_loop`). Steps are captured once
 per number of rows and settings, and serve every later rollout.
@@ -135,7 +135,7 @@ class GraphBuffers:
         self._tick.zero_()
 
     def allocate(self, rows: int, columns: int, pages: int, hidden: Tensor, layers: Layers) -> None:
-        """Make the tensors anew; `hidden (·, H)` and `layers (·, h_kv, ·, d)` are examples.
+        """Make the tensors; `hidden (·, H)` and `layers (·, h_kv, ·, d)` are examples.
 
         Where memory is short there are fewer pages, but enough for one row.
         """
@@ -161,7 +161,7 @@ class GraphBuffers:
     def insert(self, prompts: Sequence[Tensor], pages: Sequence[Sequence[int]]) -> Tensor:
         """Compute prompts, and keep them in their pages: the hidden states `(M, H)` of their last tokens."""
         hidden, prefixes = prefill(self._run, prompts, self.device, _PROMPT_TOKENS)
-        places = torch.zeros(len(prompts), prefixes.longest, dtype=torch.int64)  # what is padded: the page of nobody
+        places = torch.zeros(len(prompts), prefixes.longest, dtype=torch.int64)  # what is padded: page 0
         for line, prompt, numbers in zip(places, prompts, pages, strict=True):
             at = torch.arange(len(numbers) * PAGE - len(prompt), len(numbers) * PAGE)
             line[: len(prompt)] = torch.tensor(numbers)[at // PAGE] * PAGE + at % PAGE

@@ -68,7 +68,7 @@ class GraphLoop:
 
 
 class _Decoding:
-    """One call of the loop: the rows that wait, and those that are decoded, in the order of the buffers."""
+    """The state of one call of the loop: rows that wait, and rows that are decoded, in the order of the buffers."""
 
     def __init__(self, buffers: GraphBuffers, request: DecodeRequest, on_group: OnEnded | None) -> None:
         self._buffers, self._request, self._on_group = buffers, request, on_group

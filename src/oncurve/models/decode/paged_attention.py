@@ -37,10 +37,10 @@ def attend(
 ) -> Tensor:
     """Return `(n, h, d_v)`: each row's attention over its places from `starts` up to `ends`.
 
-    query          (n, h, d)
-    keys, values   (slots, h_kv, d), a row's place p at slot `table[row, p // page] · page + p % page`
-    table          (n, columns), pages by number
-    starts, ends   (n,), never equal
+    query          (n, h, d).
+    keys, values   (slots, h_kv, d). A row's place p is slot `table[row, p // page] · page + p % page`.
+    table          (n, columns), pages by number.
+    starts, ends   (n,), never equal.
     """
     inside = torch.arange(page, device=query.device)
     places = (table.to(torch.int64)[:, :, None] * page + inside).flatten(1)
