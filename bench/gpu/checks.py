@@ -21,6 +21,7 @@ from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.decode.teacher_forcing import forced_logits
 from oncurve.models.head.linear_logprobs import linear_logprobs
+from oncurve.models.layers.blocks import replace_blocks
 from oncurve.models.layers.rms_norm import replace_norms
 from oncurve.randomness import row_keys
 from oncurve.rollout.sampler import Sampler
@@ -36,7 +37,7 @@ class GpuModel(TransformersModel):
 
     def __init__(self, module: Any, device: torch.device) -> None:
         super().__init__(module)
-        self.buffers = GraphBuffers(self._run, self.module, device, capture_on(device))
+        self.buffers = GraphBuffers(self._run_joined, self.module, device, capture_on(device), self._join)
         self.graph_loop = GraphLoop(self.buffers, self.raw_logits)
         self.host_loop = HostLoop(self.decoder, device)
         self._context = packed_context(device)
@@ -73,6 +74,7 @@ def build(size: Size, device: torch.device, dtype: torch.dtype) -> GpuModel:
     with torch.device(device):
         module = Qwen2ForCausalLM(config).to(dtype)
     replace_norms(module)
+    replace_blocks(module)
     return GpuModel(module, device)
 
 

@@ -51,7 +51,8 @@ class Accumulated:
 class LocalLearner:
     """A learner in this process: the sampler reads the very module that is trained, so there is nothing to transfer.
 
-    Two runs of the same updates on the same machine give the same bits, and so does a learner that was loaded.
+    Two runs of the same updates on the same machine give the same bits, and so does a learner that was loaded. On CUDA
+    this holds for half-precision models; the attention of a float32 one adds in an order that varies.
     Entropy is always measured (and logged) at the sampled distribution; it enters the gradient only through a bonus.
     """
 
@@ -102,7 +103,7 @@ class LocalLearner:
         self._by_advantage = zero_advantage_is_enough(objective, regularizer)
         self._attempts = 0
         self._values: ValueReader | None = None
-        self.budget = Budget(config.tokens_per_micro_batch)
+        self.budget = Budget(config.tokens_per_micro_batch, model.free_decoding)
 
     def _take_charge(self, dtype: torch.dtype | None, given: CausalModel | None) -> MasterAdamW:
         """Return the optimizer of `model`; the reference is set where there is one, of the model `given` for it."""

@@ -8,6 +8,8 @@ The CUDA forms run on a CPU too, where the tests compare them with the others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -20,7 +22,9 @@ def packed_context(device: torch.device) -> type[PackedContext]:
     return FlashContext if device.type == "cuda" else PackedContext
 
 
-def graph_buffers(run: Run, module: nn.Module, device: torch.device) -> GraphBuffers | None:
+def graph_buffers(
+    run: Run, module: nn.Module, device: torch.device, prepare: Callable[[], None]
+) -> GraphBuffers | None:
     """Return where a model's rows are decoded in graphs; None on devices without."""
     capture = capture_on(device)
-    return None if capture is None else GraphBuffers(run, module, device, capture)
+    return None if capture is None else GraphBuffers(run, module, device, capture, prepare)

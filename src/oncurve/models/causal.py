@@ -85,6 +85,9 @@ class CausalModel(Protocol):
     def token_loop(self) -> TokenLoop:
         """Return a loop that decodes with the model's weights as they are at each call."""
 
+    def free_decoding(self) -> bool:
+        """Free the memory that decoding keeps from rollout to rollout; return whether there was any."""
+
 
 def module_device(module: nn.Module) -> torch.device:
     """Return where the module's first parameter lives; the CPU if it has none."""

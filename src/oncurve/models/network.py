@@ -21,11 +21,11 @@ from oncurve.models.decode import CachedDecoder, GraphBuffers, GraphLoop, HostLo
 from oncurve.models.head import matrix_of
 from oncurve.models.layers import (
     Block,
-    PrepackedLinear,
     PrepackedWeights,
     Shared,
     blocks_of,
     check_longest,
+    join,
     keeps_a_wide_residual,
     keeps_nothing,
     longest_row_of,
@@ -58,6 +58,7 @@ class TransformersModel:
         self._head: Any = network.get_output_embeddings()
         self._embedding: Any = network.get_input_embeddings()
         self._buffers: GraphBuffers | None = None
+        self._joined: PrepackedWeights = {}
         self._blocks: list[Block] = blocks_of(self._body)
         self._shared = self._blocks[0].shared if self._blocks else Shared()
         self._keeps_nothing = keeps_nothing(self._body)
@@ -66,7 +67,7 @@ class TransformersModel:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return a copy captures graphs of its own: those of this object read its weights."""
-        return {**vars(self), "_buffers": None}
+        return {**vars(self), "_buffers": None, "_joined": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In a process that was sent this model, the hook is to be registered, too."""
@@ -110,6 +111,17 @@ class TransformersModel:
             hidden = self._run(ids, positions, context, prepacked)
         return hidden.clone()
 
+    def _run_joined(self, ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        """Return `_run` with fewer products."""
+        return self._run(ids, positions, context, self._joined)
+
+    def _join(self) -> None:
+        """Join the weights of products with one input, which moves them."""
+        self._joined = join(self._products())
+
+    def _products(self) -> dict[nn.Module, list[list[nn.Module]]]:
+        return {block: block.groups() for block in self._blocks}
+
     def _inputs(self, ids: Tensor) -> dict[str, Tensor]:
         if not self._wide or self._embedding.weight.dtype.itemsize >= 4:
             return {"input_ids": ids[None]}
@@ -146,18 +158,24 @@ class TransformersModel:
         """In CUDA graphs on CUDA, whose buffers are kept from rollout to rollout; elsewhere with a cached decoder."""
         device = module_device(self.module)
         if self._buffers is None:
-            self._buffers = graph_buffers(self._run, self.module, device)
+            self._buffers = graph_buffers(self._run_joined, self.module, device, self._join)
         if self._buffers is not None:
             return GraphLoop(self._buffers, self.raw_logits)
         return HostLoop(self.decoder, device)
+
+    def free_decoding(self) -> bool:
+        """Free cache and graphs, which the next rollout makes again; return whether there were any."""
+        kept = self._buffers is not None and self._buffers.rows > 0
+        if self._buffers is not None:
+            self._buffers.release()
+        return kept
 
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> Decoder:
         """Return a cached decoder after its prefill: `copies[g]` >= 1 rows of prompt g of at most `max_new_tokens`
         tokens.
         """
-        products: dict[nn.Module, list[list[nn.Module]]] = {block: block.groups() for block in self._blocks}
-        prepacked = prepack(products | ({self._head: [[self._head]]} if self._blocks else {}), sum(copies))
-        head: Sequence[PrepackedLinear] = prepacked.get(self._head, ())
+        prepacked = prepack(self._products() | ({self._head: [[self._head]]} if self._blocks else {}), sum(copies))
+        head = prepacked.get(self._head, ())
         return CachedDecoder(
             partial(self._run_apart if self._keeps_nothing else self._run, prepacked=prepacked),
             prompts,

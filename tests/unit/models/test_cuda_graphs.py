@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def buffers_of(model, capture=None, device=CPU):
-    return GraphBuffers(model._run, model.module, device, capture)
+    return GraphBuffers(model._run_joined, model.module, device, capture, model._join)
 
 
 def worst_difference(ours, theirs, prompts, ids, lengths=None, at_once=None):
@@ -108,7 +108,7 @@ def test_a_whole_step_makes_every_tensor_on_the_models_device(name):
     assert capture_on(meta) is None
 
 
-def test_a_model_with_buffers_decodes_in_them_and_keeps_them():
+def test_a_model_with_buffers_decodes_in_them_and_keeps_them_until_they_are_freed():
     model = fast_model()
     model._buffers = buffers = buffers_of(model, record)
     loop = model.token_loop()
@@ -117,6 +117,8 @@ def test_a_model_with_buffers_decodes_in_them_and_keeps_them():
     assert worst_difference(loop, on_the_host(model), *asked) <= 1e-12
     assert model._buffers is buffers
     assert copy.deepcopy(model)._buffers is None
+    assert [model.free_decoding(), buffers.rows, model.free_decoding()] == [True, 0, False]
+    assert worst_difference(loop, on_the_host(model), *asked) <= 1e-12
 
 
 @NEEDS_CUDA
@@ -143,7 +145,7 @@ LIMITS = torch.randint(1, LONGEST + 1, (15,), generator=GENERATOR)
 
 
 def loop_of(model, capture=None, device="cpu"):
-    return GraphLoop(GraphBuffers(model._run, model.module, torch.device(device), capture), model.raw_logits)
+    return GraphLoop(buffers_of(model, capture, torch.device(device)), model.raw_logits)
 
 
 def loop_on_the_host(model):

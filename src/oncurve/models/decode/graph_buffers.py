@@ -15,8 +15,9 @@ per number of rows and settings, and serve every later rollout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -91,16 +92,24 @@ class GraphBuffers:
     """The tensors of at most R rows, and the graphs that work in them; kept from one rollout to the next.
 
     run       the model's body
+    prepare   called where weights have moved, and may move them
     module    the model, whose weights graphs read where they were when the graphs were captured
     """
 
     most_rows: int | None = None
     """At most so many rows, since more did not fit into memory; None: they always have."""
 
-    def __init__(self, run: Run, module: nn.Module, device: torch.device, capture: Capture | None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        module: nn.Module,
+        device: torch.device,
+        capture: Capture | None,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
         self.device = device
         self.graphs = Graphs(capture)
-        self._run, self._module = run, module
+        self._run, self._prepare, self._module = run, prepare, module
         self._addresses: tuple[int, ...] = ()
         self._ends: dict[tuple[int, ...], Tensor] = {}
         self.release()
@@ -121,10 +130,11 @@ class GraphBuffers:
 
         Graphs are captured again if the weights have moved.
         """
-        addresses = tuple(tensor.data_ptr() for tensor in _tensors(self._module))
-        if addresses != self._addresses:
+        if self._addresses != _addresses(self._module):
+            self._prepare()
             self.graphs.forget()
-        self._addresses, own = addresses, pages_of(new_tokens)
+            self._addresses = _addresses(self._module)
+        own = pages_of(new_tokens)
         shared = pages_of(max(len(prompt) for prompt in prompts))
         columns = max(_FEWEST_COLUMNS, 1 << (own + shared - 1).bit_length())
         pages = 1 + rows * own + min(rows, len(prompts)) * shared
@@ -239,7 +249,5 @@ def _advance(ids: Tensor, state: Tensor, table: Tensor, ends: Tensor) -> tuple[T
     return torch.stack([states, state[_COUNT] + grew]), at - state[_PADDING], at + 1, places
 
 
-def _tensors(module: nn.Module) -> Iterable[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
-    yield from factors_in_use(module)
+def _addresses(module: nn.Module) -> tuple[int, ...]:
+    return tuple(x.data_ptr() for x in chain(module.parameters(), module.buffers(), factors_in_use(module)))

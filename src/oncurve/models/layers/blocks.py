@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
-from oncurve.models.adapters import base_of, products
+from oncurve.models.adapters import base_of, low_rank_of, products
 from oncurve.models.attention import AttentionContext, register, switched
 from oncurve.models.head import matrix_of
-from oncurve.models.layers.elementwise import Rotation, gated_product, rotated
+from oncurve.models.layers.elementwise import Rotation, gated_product, gated_products, rotated
 from oncurve.models.layers.prepacked_weights import PrepackedWeights
 
 _CONSTANT_ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -126,9 +126,14 @@ class _GatedMLP(Block):
         gate, up = products.chunk(2, -1) if isinstance(products, Tensor) else products
         activation: Any = self.act_fn
         down: Any = self.down_proj
-        matrix = matrix_of(down) if self.is_silu and self not in self.shared.prepacked else None
+        matrix = matrix_of(base_of(down)) if self.is_silu and self not in self.shared.prepacked else None
         if matrix is not None:
-            return gated_product(gate, up, matrix)
+            rank, flat = low_rank_of(down), (gate.flatten(0, -2), up.flatten(0, -2))
+            first = [] if rank is None else [rank.a.to(matrix.dtype)]
+            rows, *inner = gated_products(*flat, [matrix, *first])
+            if rank is not None:
+                rows.addmm_(inner[0], rank.b.to(matrix.dtype).t(), alpha=rank.scale)
+            return rows.view(*x.shape[:-1], -1)
         out = self._product(gated_product(gate, up) if self.is_silu else activation(gate) * up, 1)
         return out if isinstance(out, Tensor) else out[0]
 

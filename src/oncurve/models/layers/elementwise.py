@@ -1,7 +1,7 @@
 """Rotation and gated product with backward passes of their own: one kernel each on a GPU, and less is kept.
 
     rotation        y = x · cos + swap(x) · sin
-    gated product   y = silu(gate) · up, or (silu(gate) · up) Wᵀ
+    gated product   y = silu(gate) · up, alone or times matrices
 
 A rotation keeps its tables, which all layers share. A gated product keeps gate and up. autograd would keep silu(gate)
 and the product too, a third of a layer's activations; the backward computes both again. On the CPU values and gradients
@@ -10,6 +10,7 @@ have the bits that autograd gives.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,12 +31,20 @@ def rotated(x: Tensor, rotation: Rotation) -> Tensor:
     return turned
 
 
-def gated_product(gate: Tensor, up: Tensor, matrix: Tensor | None = None) -> Tensor:
-    """Return `silu(gate) · up` `(..., I)`; with a matrix `(H, I)`, its product with that, `(..., H)`."""
+def gated_product(gate: Tensor, up: Tensor) -> Tensor:
+    """Return `silu(gate) · up` of two tensors of one shape."""
+    if not torch.is_grad_enabled():
+        return _gate(gate, up)
+    product: Tensor = _Gated.apply(gate, up)  # type: ignore[no-untyped-call]
+    return product
+
+
+def gated_products(gate: Tensor, up: Tensor, matrices: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the gated product `(N, I)` times each matrix `(O, I)`: `(N, O)` each."""
     if not torch.is_grad_enabled():
         product = _gate(gate, up)
-        return product if matrix is None else nn.functional.linear(product, matrix)
-    out: Tensor = _Gated.apply(gate, up, matrix)  # type: ignore[no-untyped-call]
+        return tuple(nn.functional.linear(product, matrix) for matrix in matrices)
+    out: tuple[Tensor, ...] = _Gated.apply(gate, up, *matrices)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -53,19 +62,21 @@ class _Rotated(torch.autograd.Function):
 
 class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, matrix: Tensor | None) -> Tensor:
-        ctx.save_for_backward(gate, up, matrix)
+    def forward(ctx: Any, gate: Tensor, up: Tensor, *matrices: Tensor) -> Tensor | tuple[Tensor, ...]:
+        ctx.save_for_backward(gate, up, *matrices)
         product = _gate(gate, up)
-        return product if matrix is None else nn.functional.linear(product, matrix)
+        return tuple(nn.functional.linear(product, matrix) for matrix in matrices) if matrices else product
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        gate, up, matrix = ctx.saved_tensors
-        by_product = grad if matrix is None else grad @ matrix
-        by_gate, by_up, product = _gate_back(gate, up, by_product, ctx.needs_input_grad[2])
-        by_matrix = None if product is None else grad.flatten(0, -2).t() @ product.flatten(0, -2)
-        return by_gate, by_up, by_matrix
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up, *matrices = ctx.saved_tensors
+        by_product, wanted = grads[0], ctx.needs_input_grad[2:]
+        for number, matrix in enumerate(matrices):
+            by_product = by_product + grads[number] @ matrix if number else by_product @ matrix
+        by_gate, by_up, product = _gate_back(gate, up, by_product, any(wanted))
+        pairs = zip(grads, wanted, strict=False) if matrices else ()
+        return by_gate, by_up, *(grad.t() @ product if want and product is not None else None for grad, want in pairs)
 
 
 @compiled
