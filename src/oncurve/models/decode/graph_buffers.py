@@ -15,7 +15,7 @@ per number of rows and settings, and serve every later rollout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -42,6 +42,9 @@ _STATE, _COUNT, _KEY, _LAST, _FIRST, _PADDING = range(6)
 
 _SHARE_OF_MEMORY = 0.5
 """Of the free memory, for keys and values: the rest is the update's."""
+
+_MOST_MODELS = 8
+"""Models, or states of an adapter, whose graphs are kept."""
 
 _FEWEST_COLUMNS = 16
 """Pages of a row that there is room for in the table: a rollout of longer rows has its steps captured again."""
@@ -91,50 +94,44 @@ class Report:
 class GraphBuffers:
     """The tensors of at most R rows, and the graphs that work in them; kept from one rollout to the next.
 
-    run       the model's body
-    prepare   called where weights have moved, and may move them
-    module    the model, whose weights graphs read where they were when the graphs were captured
+    A model's copies share them, one rollout after another: graphs are kept by the addresses of the weights they read.
     """
 
     most_rows: int | None = None
     """At most so many rows, since more did not fit into memory; None: they always have."""
 
-    def __init__(
-        self,
-        run: Run,
-        module: nn.Module,
-        device: torch.device,
-        capture: Capture | None,
-        prepare: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, device: torch.device, capture: Capture | None) -> None:
         self.device = device
         self.graphs = Graphs(capture)
-        self._run, self._prepare, self._module = run, prepare, module
-        self._addresses: tuple[int, ...] = ()
         self._ends: dict[tuple[int, ...], Tensor] = {}
         self.release()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copy of a model has no buffers: graphs read the weights of the one they were captured of."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphBuffers:
+        return self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Another process has buffers of its own."""
+        return type(None), ()
 
     def release(self) -> None:
         """Free all memory."""
         self.graphs.forget()
+        self._models: list[tuple[int, ...]] = []
         self.rows = self._columns = self._pages = 0
         self.layers: Layers = {}
         self.free: list[int] = []
         self.state = self.table = self.hidden = self._written = torch.empty(0)
 
-    def begin(self, rows: int, prompts: Sequence[Tensor], new_tokens: int) -> None:
-        """Start a rollout without rows, with all pages free: in the buffers there are, unless they are too small.
+    def begin(
+        self, run: Run, module: nn.Module, logits: Head, rows: int, prompts: Sequence[Tensor], new_tokens: int
+    ) -> None:
+        """Start a rollout of the model without rows, with all pages free.
 
-        Graphs are captured again if the weights have moved.
+        run        the model's body
+        module     the model, whose weights may have moved since graphs were captured: those are not used then
+        logits     the model's head
         """
-        if self._addresses != _addresses(self._module):
-            self._prepare()
-            self.graphs.forget()
-            self._addresses = _addresses(self._module)
-        own = pages_of(new_tokens)
+        self._run, self._logits, own = run, logits, pages_of(new_tokens)
         shared = pages_of(max(len(prompt) for prompt in prompts))
         columns = max(_FEWEST_COLUMNS, 1 << (own + shared - 1).bit_length())
         pages = 1 + rows * own + min(rows, len(prompts)) * shared
@@ -142,6 +139,13 @@ class GraphBuffers:
             hidden, prefixes = prefill(self._run, [prompts[0][:1]], self.device)
             sizes = max(rows, self.rows), max(columns, self._columns), max(pages, self._pages)
             self.allocate(*sizes, hidden, prefixes.layers)
+        addresses = _addresses(module)
+        if addresses not in self._models:
+            if len(self._models) == _MOST_MODELS:
+                self.graphs.forget()
+                self._models.clear()
+            self._models.append(addresses)
+        self._model = self._models.index(addresses)
         self.free = list(range(len(next(iter(self.layers.values()))[0]) // PAGE - 1 if self.layers else pages, 0, -1))
         self.state[_STATE].fill_(LENGTH)
 
@@ -204,20 +208,20 @@ class GraphBuffers:
             row, column, page = self._sent(cells).unbind(1)
             self.table.index_put_((row, column), page.to(torch.int32))
 
-    def run(self, rows: int, logits: Head, draw: Draw, ends: tuple[int, ...]) -> Report:
+    def run(self, rows: int, draw: Draw, ends: tuple[int, ...]) -> Report:
         """Run `STEPS_AT_ONCE` tokens for the first `rows` rows; any of `ends` ends one."""
         size = min(graph_rows(rows), self.rows)
         if ends not in self._ends:
             self._ends[ends] = self._sent(ends)
-        step = partial(self._step, size, logits, draw, self._ends[ends])
+        step = partial(self._step, size, draw, self._ends[ends])
         changed = [self.state, self.hidden, self._written, self._tick]
         for _ in range(STEPS_AT_ONCE):
-            self.graphs.run((size, draw, ends), step, changed)
+            self.graphs.run((self._model, size, draw, ends), step, changed)
         return Report(torch.cat([self.state[:2, :rows].double(), self._written[:, :, :rows].flatten(0, 1)]))
 
-    def _step(self, rows: int, logits: Head, draw: Draw, ends: Tensor) -> None:
+    def _step(self, rows: int, draw: Draw, ends: Tensor) -> None:
         state, table, hidden = self.state[:, :rows], self.table[:rows], self.hidden[:rows]
-        ids, logprobs = draw(logits(hidden), _uniforms(state[_KEY], state[_COUNT]))
+        ids, logprobs = draw(self._logits(hidden), _uniforms(state[_KEY], state[_COUNT]))
         new = torch.stack([ids.double(), logprobs.double()])
         self._written[:, :, :rows].index_copy_(1, self._tick, new[:, None])
         self._tick.add_(1).remainder_(STEPS_AT_ONCE)

@@ -15,22 +15,25 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
 from oncurve.base.output import warn
 from oncurve.models.causal import DecodeRequest, EndedRows, Head, OnEnded
 from oncurve.models.decode.graph_buffers import EOS, GROWING, STEPS_AT_ONCE, GraphBuffers, Report, pages_of
+from oncurve.models.decode.prefill import Run
 from oncurve.types import Ending
-
-_ROWS_AT_ONCE = 1024
-"""Where the request has no number: more rows make a step longer by as much."""
 
 _ADMIT_SHARE = 0.25
 """Rows are admitted when this share of all is free: a prefill costs many steps however small it is."""
 
 _PROMPT_TOKENS = 1 << 16
 """So many tokens of prompts are admitted at once: until they are in pages, their keys and values are there twice."""
+
+
+_Model = tuple[Run, nn.Module, Head]
+_Cells = list[tuple[int, int, int]]
+"""Pages and where they are in the table: (row, column, page)."""
 
 
 @dataclass(eq=False)
@@ -63,27 +66,33 @@ class _Row:
 
 
 class GraphLoop:
-    """A `TokenLoop` in `buffers`, which outlive it; `logits` is the model's head."""
+    """A `TokenLoop` in `buffers`, which outlive it, over a model's body, its module and its head."""
 
-    def __init__(self, buffers: GraphBuffers, logits: Head) -> None:
-        self._buffers, self._logits = buffers, logits
+    def __init__(self, buffers: GraphBuffers, run: Run, module: nn.Module, logits: Head) -> None:
+        self._buffers, self._model = buffers, (run, module, logits)
 
     @torch.no_grad()
     def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[EndedRows]:
         """Return the rows of the request, in their order."""
-        return _Decoding(self._buffers, self._logits, request, on_group).run()
+        return _Decoding(self._buffers, self._model, request, on_group).run()
 
 
 class _Decoding:
     """One call of the loop: the rows that wait, and those that are decoded, in the order of the buffers."""
 
-    def __init__(self, buffers: GraphBuffers, logits: Head, request: DecodeRequest, on_group: OnEnded | None) -> None:
-        self._buffers, self._request, self._on_group = buffers, request, on_group
+    def __init__(
+        self,
+        buffers: GraphBuffers,
+        model: _Model,
+        request: DecodeRequest,
+        on_group: OnEnded | None,
+    ) -> None:
+        self._buffers, self._model, self._request, self._on_group = buffers, model, request, on_group
         self._keys, limits = request.keys.flatten().tolist(), request.limits.flatten().tolist()
         groups = [_Group(number) for number in range(len(request.prompts))]
         self._waiting = deque(_Row(n, groups[n // request.copies], limit) for n, limit in enumerate(limits))
-        self._most = min(len(limits), request.max_concurrent or _ROWS_AT_ONCE, buffers.most_rows or len(limits))
-        self._settings = logits, request.draw, tuple(sorted(set(request.eos_ids)))
+        self._most = min(len(limits), request.max_concurrent or len(limits), buffers.most_rows or len(limits))
+        self._settings = request.draw, tuple(sorted(set(request.eos_ids)))
         self._live: list[_Row] = []
         self._ended: dict[int, EndedRows] = {}
         self._missing = [request.copies] * len(groups)
@@ -91,7 +100,8 @@ class _Decoding:
 
     def run(self) -> list[EndedRows]:
         """Decode all rows."""
-        wanted, running = self._most, None
+        wanted = self._most
+        running: tuple[list[_Row], Report] | None = None
         while running is not None or self._live or self._waiting:
             before, running = running, self._go_on()
             if before is not None:
@@ -104,7 +114,7 @@ class _Decoding:
         """Change what is decoded, and run some steps; None where there are no rows, or they did not fit in memory."""
         try:
             if not self._begun:
-                self._buffers.begin(self._most, self._request.prompts, self._request.max_new_tokens)
+                self._buffers.begin(*self._model, self._most, self._request.prompts, self._request.max_new_tokens)
                 self._begun = True
             self._change()
             return (list(self._live), self._buffers.run(len(self._live), *self._settings)) if self._live else None
@@ -125,7 +135,7 @@ class _Decoding:
 
     def _change(self) -> None:
         """Drop what ended, find pages for the next steps, admit."""
-        buffers, stay, cells = self._buffers, [], list[tuple[int, int, int]]()
+        buffers, stay, cells = self._buffers, [], _Cells()
         for row in self._live:
             if row.over or row.reach == row.limit:  # the steps under way write its last token
                 self._leave(row)
@@ -142,7 +152,7 @@ class _Decoding:
         self._live = stay
         buffers.place(cells + self._admit())
 
-    def _grow(self, index: int, row: _Row) -> list[tuple[int, int, int]]:
+    def _grow(self, index: int, row: _Row) -> _Cells:
         """Take pages for the next steps of the row at `index`: the cells of the table that name them."""
         first = len(row.group.pages) + len(row.pages)
         new = [self._buffers.free.pop() for _ in range(row.next_pages)]
@@ -150,13 +160,13 @@ class _Decoding:
         row.reach = min(row.limit, row.reach + STEPS_AT_ONCE)
         return [(index, first + column, page) for column, page in enumerate(new)]
 
-    def _admit(self) -> list[tuple[int, int, int]]:
+    def _admit(self) -> _Cells:
         """Let rows that wait begin, if enough are free: the cells of the table that name their pages."""
         buffers, request, first = self._buffers, self._request, len(self._live)
         fit = min(self._most - first, len(self._waiting))
         if not fit or (first and fit < len(self._waiting) and fit < _ADMIT_SHARE * self._most):
             return []
-        cells, prompts, tokens = list[tuple[int, int, int]](), list[_Group](), 0
+        cells, prompts, tokens = _Cells(), list[_Group](), 0
         growing = sum(pages_of(row.limit) > len(row.pages) for row in self._live)
         while len(self._live) < first + fit and tokens < _PROMPT_TOKENS:
             row, index = self._waiting[0], len(self._live)
