@@ -1,16 +1,21 @@
-"""Kernels compiled for real GPUs, without one: nothing is run. Needs Triton; not the CUDA build of torch.
+"""Kernels compiled for real GPUs, without one: nothing is run. Needs Triton; with the CUDA build of torch, all of them.
 
 A kernel that needs more registers than a thread has keeps the rest in memory (a spill), and is slow; one that asks for
 more shared memory than a multiprocessor has does not start.
 """
 
+import json
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from fakes.gpu_forms import COMPILED
 
 triton = pytest.importorskip("triton", reason="Triton compiles the kernels")
 
@@ -82,3 +87,15 @@ def test_decoding(model: str, dtype: torch.dtype, compiled: tuple[int, list[Any]
     for kernel in found:
         assert kernel.metadata.shared <= SHARED_BYTES[capability]
         assert spilled(kernel.asm["ptx"], capability, tmp_path) <= SPILLED_BYTES
+
+
+def test_compiled_functions(tmp_path: Path) -> None:
+    program = Path(__file__).parents[1] / "fakes" / "compile_for_gpu.py"
+    place = os.pathsep.join(sys.path)
+    settings = {"PYTHONPATH": place, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    said = subprocess.run([sys.executable, program], env=os.environ | settings, capture_output=True, check=True)
+    found = json.loads(said.stdout)
+    assert found.keys() >= {"_normed", "_differentiated", "_rotate", "_rotate_back", "_gate", "_gate_back", "_moments"}
+    assert {name: len(kernels) for name, kernels in found.items()} == {name: COMPILED.get(name, 1) for name in found}
+    for kernels in found.values():
+        assert all(spilled(ptx, 90, tmp_path) <= SPILLED_BYTES for each in kernels for ptx in each)
