@@ -28,14 +28,14 @@ from oncurve.randomness import row_keys
 from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
 
 FIGURES: dict[str, Any] = {
-    "decoding: kernels per token and layer": 17,
-    "decoding: kernels per token beside the layers": 63,
+    "decoding: kernels per token and layer": 13,
+    "decoding: kernels per token beside the layers": 67,
     "decoding with LoRA: kernels per token and layer": 30,
     "decoding: waits in 32 tokens": 0,
     "decoding: copies in 32 tokens": 5,
     "admission: kernels per group and layer": 1,
     "admission: kernels per group beside the layers": 0,
-    "admission: kernels of one group": 70,
+    "admission: kernels of one group": 65,
     "admission: waits": 4,
     "micro-batch: kernels per layer": 75,
     "micro-batch: kernels beside the layers": 324,
@@ -47,7 +47,7 @@ FIGURES: dict[str, Any] = {
     "optimizer: waits": 2,
     "captures after the first step": 0,
     "captures after the first step, with evaluation": 0,
-    "captures after the first step, with a lag": 2,
+    "captures after the first step, with a lag": 1,
 }
 
 
