@@ -51,7 +51,7 @@ def equal_to_plain(place: Place) -> None:
 def tests(place: Place) -> None:
     """The tests that need a GPU, or say something else on one."""
     chosen = TESTS[:1] if place.toy else TESTS
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "8", "-p", "no:benchmark", "-rfE", *chosen]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "8", "-W", "default", "-p", "no:benchmark", "-rfE", *chosen]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     place.note("exit code", process.returncode)
     place.note("said", process.stdout[-8000:] + process.stderr[-500:])
