@@ -131,6 +131,31 @@ def train(
 
 
 @app.command(cls=CommandWithExamples)
+def sft(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe with [sft], or with --data any recipe or a model.", metavar=RECIPE)
+    ],
+    overrides: Overrides = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="The demonstrations: a file, a folder or a hub id, in place of sft.path."),
+    ] = None,
+    preset: Preset = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
+    trust: Trust = False,
+) -> None:
+    """Fine-tune a model on demonstrations: the warm start of [sft], by itself.
+
+    Rows have a prompt and a completion, messages, or text. `oncurve train` makes this stage itself where its recipe has
+    [sft].
+    """
+    from oncurve.run import sft_config, train_recipe
+
+    config, base, name = sft_config(recipe, overrides or [], data, preset or [])
+    exit_with(train_recipe(config, base, out, f"{Path(name).stem}-sft"))
+
+
+@app.command(cls=CommandWithExamples)
 def init(
     name: Annotated[str, typer.Argument(help="The shipped recipe to begin with.", metavar="NAME")] = "own",
     out: Annotated[Path | None, typer.Option("--out", help="The file to write; it must not exist yet.")] = None,
