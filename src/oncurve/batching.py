@@ -31,9 +31,9 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
     T is the longest completion (`pad_length`, where it is given). `loss_mask` is on for every token that the policy
     wrote (`Completion.trained`), except in completions without a valid score and, with `mask_truncated`, in those that
     `ended == "length"`: these stay in the group's statistics, but are not trained. Recorded log-probs and rewards are
-    kept in float64, exactly as recorded; a batch with a completion that was given has no recorded log-probs. Step rewards are
-    carried where any score has them; `token_rewards` are made of both. Single rewards are carried where their weights
-    are known.
+    kept in float64, exactly as recorded; a batch with a completion that was given has no recorded log-probs. Step
+    rewards are carried where any score has them; `token_rewards` are made of both. Single rewards are carried where
+    their weights are known.
 
     Raises ValueError: no groups, a group without completions, scores, log-probs or `trained` that do not match the
     completions one to one, a non-finite valid reward, a completion longer than `pad_length`.

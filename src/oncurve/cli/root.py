@@ -312,6 +312,7 @@ def plan_command(
         int | None, typer.Option("--completion-tokens", help="Tokens per completion (default: the maximum).")
     ] = None,
     machine: Annotated[str | None, typer.Option("--machine", help="A GPU by name, instead of this machine.")] = None,
+    sft: Annotated[bool, typer.Option("--sft", help="Predict the warm start of [sft] in place of the run.")] = False,
     memory: Annotated[str | None, typer.Option("--memory", help="Memory of the machine: 80GiB.")] = None,
     tflops: Annotated[float | None, typer.Option("--tflops", help="Its bf16 TFLOP/s in matrix products: 790.")] = None,
     bandwidth: Annotated[str | None, typer.Option("--bandwidth", help="Its memory bandwidth: 4300GB/s.")] = None,
@@ -335,6 +336,7 @@ def plan_command(
     words += [f"{key}={value}" for key, value in sizes.items() if value is not None]
     with only_looking():
         config, base, _ = command_config(recipe, words, data, reward or [], preset or [], "plan")
+        config = config.stage if sft else config
         config = config.model_copy(update={"model": config.model.model_copy(update={"trust_remote_code": False})})
         known = (model, parameters, prompt_tokens, (machine, memory, tflops, bandwidth), words)
         found = forecast_command(config, base, recipe or "no recipe", *known, lambda line: complain(f"{line} ..."))

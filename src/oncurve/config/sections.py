@@ -303,7 +303,10 @@ class RunConfig(Component):
             "kl": {"coef": 0.0},
             "learner": {
                 **{name: getattr(sft, name) for name in ("learning_rate", "schedule", "warmup_ratio")},
-                "warmup_steps": 0, "ppo_epochs": 1, "minibatches": 1, "target_kl": None,
+                "warmup_steps": 0,
+                "ppo_epochs": 1,
+                "minibatches": 1,
+                "target_kl": None,
             },
             "checkpoint": {"best": None},
             "eval": {"patience": 0},

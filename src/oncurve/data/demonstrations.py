@@ -224,8 +224,8 @@ def _after(before: str, whole: str) -> str:
 
 
 def _following(tokenizer: Any, before: str, text: str, ids: Sequence[int], special: bool) -> list[int]:
-    """Return the tokens of `text` after `before`, whose tokens are `ids`: in its context where that leaves these as they
-    are, else alone, as the policy would continue them.
+    """Return the tokens of `text` after `before`, whose tokens are `ids`: in its context where that leaves these as
+    they are, else alone, as the policy would continue them.
     """
     whole = encode(tokenizer, before + text, **({} if special else {"add_special_tokens": False}))
     if whole[: len(ids)] == list(ids):

@@ -8,7 +8,8 @@ report.html        the run on one page                    incidents/         bat
 tensorboard/  wandb/   what these trackers write
 replay.jsonl       the reward model's examples from iterations    reward_model/      after the last iteration
 replies/           the answers of a `model_judge`; eval_replies/: to `oncurve eval`
-run.json           the run's id, settings and files    data.jsonl, eval_data.jsonl   rows that were given in memory; sft_*: demonstrations
+run.json           the run's id, settings and files    data.jsonl, eval_data.jsonl   rows that were given in memory
+                                                           sft_data.jsonl: demonstrations
 sft/               the warm start: a run directory of its own, whose model step 1 begins with
 history/           config-000120.toml, the settings until step 120, where a resume changed them
 model-000100/      the model after 100 steps, of a run that went on after its end
