@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
     from oncurve.run.tracking import check_tracking as check_tracking
     from oncurve.run.trained import TrainedRun as TrainedRun
+    from oncurve.run.warm_start import held_out_loss as held_out_loss
 
 
 __getattr__, __all__ = lazily(__name__)

@@ -65,6 +65,8 @@ class Run:
     teacher: LoadedModel | None = None
     iterations: Iterations | None = None
     demonstrations: Demonstrations | None = None
+    held_out: Demonstrations | None = None
+    """Held-out demonstrations of a warm start."""
     before: dict[str, float] = field(default_factory=dict)
     """The metrics of the evaluation before step 1; empty where there was none."""
 
@@ -144,7 +146,15 @@ class Run:
         self.engine.follow(self.learner.weights())
         held_out = len(self.eval_prompts) > 0
         prompts = self.eval_prompts if held_out else self.prompts.first(self.config.eval.limit)
+        if not len(prompts):
+            raise ConfigError("evaluate: a run on demonstrations samples for the prompts of [data]; set data.path")
         return replace(evaluate_policy(self.engine, self.rewards, prompts, self.config, n), held_out=held_out)
+
+    def measured(self, step: int) -> dict[str, float]:
+        """Return what an evaluation while training adds to the metrics of `step`; of a warm start also the loss."""
+        samples = self.demonstrations is None or (len(self.eval_prompts) > 0 and bool(self.config.rewards))
+        found = self.evaluate(self.config.eval.n).to_metrics() if samples else {}
+        return found if self.held_out is None else found | held_out_loss(self.learner, self.held_out)
 
     def save_model(self, path: Path) -> None:
         """The policy in Hugging Face form, from the full-precision masters."""
@@ -285,13 +295,13 @@ def _build_run(
     config.reference.check(loaded.model, None if given.reference is None else given.reference.model, loaded.dtype)
     check_token_ids("rollout.eos_ids", config.rollout.eos_ids, loaded.model)
     taught = teacher_of(config.advantage)
-    asked = len(rows) > 0  # a warm start needs no prompts
-    prompts = opened(rows, config, loaded, None if taught is None else taught.template) if asked else _none(config)
+    asked, none = len(rows) > 0, Prompts(rows, config.data, loaded.tokenizer)  # a warm start needs no prompts
+    prompts = opened(rows, config, loaded, None if taught is None else taught.template) if asked else none
     teacher = load_teacher(config, loaded)
     demonstrations, held_out = (None, None) if shown is None else demonstrations_of(shown, config, loaded)
     trained = demonstrations if config.demonstrates else None
     config = config.over(len(prompts if trained is None else trained))
-    eval_prompts = opened(eval_rows, config, loaded) if asked else prompts
+    eval_prompts = opened(eval_rows, config, loaded) if asked else none
     if config.eval.every and asked and not len(eval_prompts):
         raise ConfigError(
             f"eval.every: all {len(eval_rows)} held-out prompts are too long and were dropped; raise "
@@ -321,24 +331,10 @@ def _build_run(
         TrainerState(),
     )
     run = Run(config, None, loaded, learner, engine, rewards, prompts, eval_prompts, trainer, given, teacher)
-    run.demonstrations = trained
-
-    def evaluated(step: int) -> dict[str, float]:
-        sampled = (
-            run.evaluate(config.eval.n).to_metrics()
-            if trained is None or (len(eval_prompts) and config.rewards)
-            else {}
-        )
-        return sampled if trained is None or held_out is None else sampled | held_out_loss(learner, held_out)
-
+    run.demonstrations, run.held_out = trained, None if trained is None else held_out
     if config.eval.every:
-        trainer.evaluator = evaluated
+        trainer.evaluator = run.measured
     return run
-
-
-def _none(config: RunConfig) -> Prompts:
-    """Return no prompts."""
-    return Prompts(Rows([], [], str), config.data)
 
 
 def _add_reward_model(run: Run, base: Path | None) -> None:
