@@ -30,8 +30,8 @@ eval_path = "held_out.jsonl"
 prompts_per_step = 2
 
 [sft]
-path = "demonstrations.jsonl"
-eval_fraction = 0.1
+data = "demonstrations.jsonl"
+eval_data = "other_demonstrations.jsonl"
 steps = {SFT}
 learning_rate = 1e-2
 
@@ -60,10 +60,11 @@ UPDATE = PLACES["update"][:3]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = lay_out(tmp_path_factory.mktemp("project"))
-    words = [f"w{n} w{n + step}" for step in (1, 2, 3) for n in range(10, 50)]
+    words = [f"w{n} w{n + step}" for step in (1, 2, 3, 5) for n in range(10, 50)]
     demonstrations = [{"prompt": asked, "completion": f"w9 {asked.split()[0]}"} for asked in words]
     held_out = [{"prompt": f"w{n} w{n + 4}"} for n in range(10, 50)]
-    for name, rows in (("demonstrations", demonstrations), ("held_out", held_out)):
+    shown = {"demonstrations": demonstrations[:120], "other_demonstrations": demonstrations[120:]}
+    for name, rows in (*shown.items(), ("held_out", held_out)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "recipe.toml").write_text(RECIPE)
     return folder
@@ -133,7 +134,7 @@ def test_python_trains_with_a_warm_start_and_rewards_that_no_file_has(site: Path
     with oncurve.train(site / "recipe.toml", reward=form, steps=1, settings=settings, out=tmp_path / "run") as run:
         assert [line["step"] for line in run.metrics] == [1]
     assert len(metrics_of(tmp_path / "run" / "sft")) == 5
-    with pytest.raises(ConfigError, match=r"sft.path: its model has a place only in a run's directory"):
+    with pytest.raises(ConfigError, match=r"sft.data: its model has a place only in a run's directory"):
         oncurve.train(site / "recipe.toml", steps=1)
 
 
@@ -154,13 +155,13 @@ def test_chats_are_trained_by_the_models_template(site: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["sft", "recipe.toml", "sft.path=nothing.jsonl"], "sft.path: there is no file"),
-        (["sft", "model"], "sft.path: missing; name a file of demonstrations"),
+        (["sft", "recipe.toml", "sft.data=nothing.jsonl"], "sft.data: there is no file"),
+        (["sft", "model"], "sft.data: missing; name a file of demonstrations"),
         (["sft", "recipe.toml", "sft.max_length=3"], "have more than the 3 tokens allowed"),
         (["sft", "recipe.toml", "sft.epoch=3"], "did you mean"),
         (["sft", "recipe.toml", "sft.epochs=3", "sft.steps=3"], "sft.epochs: sft.steps says it in another way"),
-        (["sft", "recipe.toml", "sft.path=data.jsonl"], "no demonstration: expected columns prompt and completion"),
-        (["train", "recipe.toml", "sft.path=data.jsonl"], "no demonstration: expected columns prompt and completion"),
+        (["sft", "recipe.toml", "sft.data=data.jsonl"], "no demonstration: expected columns prompt and completion"),
+        (["train", "recipe.toml", "sft.data=data.jsonl"], "no demonstration: expected columns prompt and completion"),
         (["train", "recipe.toml", "rewards.0.pattern=("], "pattern"),
         (["train", "recipe.toml", "advantage.kind=demonstration"], "rollout.group_size: a demonstration is the one"),
     ],
@@ -168,7 +169,7 @@ def test_chats_are_trained_by_the_models_template(site: Path, tmp_path: Path) ->
 def test_bad_input_ends_before_anything_is_made(
     words: list[str], says: str, site: Path, command: Callable[..., Said], project: Path
 ) -> None:
-    for name in ("recipe.toml", "demonstrations.jsonl", "held_out.jsonl"):
+    for name in ("recipe.toml", "demonstrations.jsonl", "other_demonstrations.jsonl", "held_out.jsonl"):
         (project / name).write_text((site / name).read_text())
     said = command(*words, "--out", "out")
     assert said.code == 2, said

@@ -138,7 +138,7 @@ def sft(
     overrides: Overrides = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="The demonstrations: a file, a folder or a hub id, in place of sft.path."),
+        typer.Option("--data", help="The demonstrations: a file, a folder or a hub id, in place of sft.data."),
     ] = None,
     preset: Preset = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,

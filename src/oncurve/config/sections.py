@@ -301,13 +301,7 @@ class RunConfig(Component):
             "data": {"prompts_per_step": sft.batch_size},
             "rollout": {"group_size": 1},
             "kl": {"coef": 0.0},
-            "learner": {
-                **{name: getattr(sft, name) for name in ("learning_rate", "schedule", "warmup_ratio")},
-                "warmup_steps": 0,
-                "ppo_epochs": 1,
-                "minibatches": 1,
-                "target_kl": None,
-            },
+            "learner": {"learning_rate": sft.learning_rate, "ppo_epochs": 1, "minibatches": 1, "target_kl": None},
             "checkpoint": {"best": None},
             "eval": {"patience": 0},
         }

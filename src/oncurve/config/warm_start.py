@@ -9,38 +9,38 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
 from oncurve.base.errors import DataError
-from oncurve.components import Component, Impossible, Inert
+from oncurve.base.paths import is_data_set_id
+from oncurve.components import Component, Inert
 from oncurve.data import Content, DataSettings, DemonstrationRows, Files, InMemory, as_rows, load_demonstrations
 
-AS_PROMPTS = ("prompt_column", "template", "system", "chat", "chat_template_kwargs")
-"""Settings of `[data]` by which demonstrations become prompts, too."""
+SHARED = ("prompt_column", "template", "system", "chat", "chat_template_kwargs", "eval_fraction")
+"""Settings of `[data]` that hold for demonstrations, too, where the source has them."""
 
-OF_FILES = ("split", "subset", "eval_path", "eval_split")
+OWN_NAMES = {"path": "data", "rows": "data", "eval_path": "eval_data", "eval_rows": "eval_data"}
+OWN_NAMES |= {"columns": "columns", "limit": "limit"}
+"""Settings of a data source, and what they are called in `[sft]`."""
+
+Source = str | tuple[Any, ...] | None
 
 
 class SftSettings(Component):
     """A warm start before step 1: supervised fine-tuning on demonstrations, rows with a prompt and its completion.
 
-    Prompts are made as `[data]` says; model, adapter, optimizer, checkpoints, evaluation and trackers are the run's.
+    What it does not say is as in the other sections: `[data]` makes the prompts and holds rows out, and model, adapter,
+    optimizer, checkpoints, evaluation and trackers are the run's.
     """
 
-    path: str | tuple[str, ...] | None = None
-    """The demonstrations, named like `data.path`; none: no warm start. Rows have `prompt` and `completion`, `messages`
-    (every turn of the assistant is trained) or `text`."""
+    data: Source = None
+    """The demonstrations, named like `data.path`, or rows in memory; none: no warm start. Rows have `prompt` and
+    `completion`, `messages` (every turn of the assistant is trained) or `text`."""
 
-    rows: tuple[Any, ...] = ()
-    """Demonstrations in memory, in place of `path`."""
-
-    split: str | None = Field(default=None, min_length=1)
-    """The split to train on, like `data.split`."""
-
-    subset: str | None = Field(default=None, min_length=1)
-    """Of a data set of the hub that has several: which one."""
+    eval_data: Source = None
+    """Held-out demonstrations, for `eval/loss` every `eval.every` steps; none: the share `data.eval_fraction`."""
 
     columns: dict[str, str] | None = None
     """Other names for columns, like `data.columns`: `{ prompt = "instruction", completion = "output" }`; none: those
@@ -49,24 +49,9 @@ class SftSettings(Component):
     limit: int | None = Field(default=None, ge=1)
     """Train on this many demonstrations only, the first ones; none: on all."""
 
-    eval_path: str | tuple[str, ...] | None = None
-    """Held-out demonstrations, for `eval/loss` every `eval.every` steps."""
-
-    eval_split: str | None = Field(default=None, min_length=1)
-    """The split of held-out demonstrations."""
-
-    eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Without these two: the share of the demonstrations to hold out, the same ones in every run."""
-
-    eval_rows: tuple[Any, ...] = ()
-    """Held-out demonstrations in memory."""
-
     max_length: int | None = Field(default=None, ge=2)
-    """The most tokens of a demonstration, prompt and completion together; none: whatever fits the model."""
-
-    overlong: Literal["error", "drop"] = "error"
-    """What happens to a longer one: "error", or "drop": it is left out. None is cut: the policy would learn not to
-    end."""
+    """The most tokens of a demonstration, prompt and completion together; none: whatever fits the model. A longer one
+    is an error, or left out with `data.overlong` = "drop". None is cut: the policy would learn not to end."""
 
     train_on_prompts: bool = False
     """Train the tokens of the prompts, too."""
@@ -81,66 +66,56 @@ class SftSettings(Component):
     """Demonstrations of one update."""
 
     learning_rate: float = Field(default=2e-5, ge=0)
-    """Peak of the schedule; an adapter takes about ten times as much."""
+    """In place of `learner.learning_rate`; an adapter takes about ten times as much."""
 
-    schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """As `learner.schedule`."""
-
-    warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
-    """The share of the updates over which the learning rate rises."""
-
-    impossible: ClassVar[tuple[Impossible, ...]] = (
-        Impossible(
-            lambda sft: sft.path is not None and bool(sft.rows),
-            "sft.rows: sft.path names the demonstrations, too; leave one of them out",
-        ),
-    )
     inert: ClassVar[tuple[Inert, ...]] = (
         Inert(
-            ("sft.learning_rate", "sft.epochs", "sft.steps", "sft.batch_size", "sft.columns", "sft.limit"),
-            ("sft.path",),
+            ("sft.eval_data", "sft.columns", "sft.limit", "sft.epochs", "sft.steps", "sft.learning_rate"),
+            ("sft.data",),
             lambda sft: not sft.present,
-            "without sft.path there is no warm start",
+            "without sft.data there is no warm start",
         ),
     )
 
-    @field_validator("rows", "eval_rows", mode="before")
+    @field_validator("data", "eval_data", mode="before")
     @classmethod
-    def _of_any_container(cls, rows: Any) -> tuple[Any, ...]:
-        return as_rows(rows)
+    def _a_place_or_rows(cls, given: Any) -> Any:
+        return given if given is None or _places(given) else as_rows(given)
 
     @property
     def present(self) -> bool:
         """Return whether there are demonstrations."""
-        return bool(self.path) or bool(self.rows)
-
-    @property
-    def holds_out(self) -> bool:
-        """Return whether demonstrations are held out."""
-        return self.source(DataSettings()).holds_out
+        return bool(self.data)
 
     def source(self, data: DataSettings) -> DataSettings:
         """Return the settings that read the demonstrations, whose prompts are made as those of `data`."""
-        shared = {name: getattr(data, name) for name in AS_PROMPTS}
-        shared |= {"columns": data.columns if self.columns is None else self.columns}
-        shared |= {"limit": self.limit, "eval_fraction": self.eval_fraction}
-        if self.path:
-            return Files(path=self.path, **{name: getattr(self, name) for name in OF_FILES}, **shared)
-        return InMemory(rows=self.rows, eval_rows=self.eval_rows, **shared)
+        shared = {name: getattr(data, name) for name in SHARED if name in type(data).model_fields}
+        shared |= {"columns": data.columns if self.columns is None else self.columns, "limit": self.limit}
+        shared |= {} if self.eval_data is None else {"eval_fraction": 0.0}
+        if not _places(self.data):
+            return self._in_memory(**shared)
+        paths = (self.data,) if isinstance(self.data, str) else self.data or ()
+        on_the_hub = isinstance(data, Files) and any(map(is_data_set_id, paths))
+        hub = {name: getattr(data, name) for name in ("split", "subset", "revision")} if on_the_hub else {}
+        return Files(path=self.data, eval_path=self.eval_data, **hub, **shared)
+
+    def _in_memory(self, **shared: Any) -> InMemory:
+        rows: Any = self.data or ()
+        return InMemory(rows=rows, eval_rows=self.eval_data or (), **shared)  # type: ignore[arg-type]  # of `as_rows`
 
     def content(self, base: Path | None) -> Mapping[str, Content]:
         """Return what the files hold, by setting, so that a resume finds out that they have changed."""
-        found = self.source(DataSettings()).content(base) if self.path else {}
+        found = self.source(DataSettings()).content(base) if self.present else {}
         return {by_own_name(key): content for key, content in found.items()}
 
     def kept_as(self, file: Path) -> SftSettings:
-        """Return the settings by which a resumed run reads the demonstrations; those in memory are written to
+        """Return the settings by which a resumed run reads the demonstrations. Those in memory are written to
         `file`.
         """
-        if not self.rows:
+        if not self.present or _places(self.data):
             return self
-        kept = InMemory(rows=self.rows, eval_rows=self.eval_rows).kept_as(file)
-        return self.model_copy(update={"path": kept.path, "eval_path": kept.eval_path, "rows": (), "eval_rows": ()})
+        kept = self._in_memory().kept_as(file)
+        return self.model_copy(update={"data": kept.path, "eval_data": kept.eval_path})
 
     def load(self, data: DataSettings, base: Path | None) -> DemonstrationRows:
         """Return the rows; `data` makes their prompts. Raises DataError, by the settings of this section."""
@@ -150,6 +125,12 @@ class SftSettings(Component):
             raise DataError(by_own_name(str(error))) from error
 
 
+def _places(given: Any) -> bool:
+    """Return whether a value names files, as `data.path` does, and is not rows."""
+    listed = [given] if isinstance(given, str) else given if isinstance(given, list | tuple) else [None]
+    return bool(listed) and all(isinstance(each, str) for each in listed)
+
+
 def by_own_name(text: str) -> str:
     """Return a message of `[data]` about a setting that this section has, too, by the name that it has here."""
-    return re.sub(r"\bdata\.(?=(path|rows|split|subset|columns|limit|eval_\w+)\b)", "sft.", text)
+    return re.sub(rf"\bdata\.({'|'.join(OWN_NAMES)})\b", lambda found: f"sft.{OWN_NAMES[found[1]]}", text)

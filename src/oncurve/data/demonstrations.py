@@ -256,7 +256,7 @@ def open_demonstrations(
         f"(sft.max_length, or the model's context), at most {lengths[worst]:,} ({rows.place(rows.numbers[worst])})"
     )
     if not drop:
-        raise DataError(f"sft: {says}; raise sft.max_length, or leave them out (sft.overlong=drop)")
+        raise DataError(f"sft: {says}; raise sft.max_length, or leave them out (data.overlong=drop)")
     if not fitting:
         raise DataError(f"sft: {says}: no demonstration is left")
     return replace(found, prompts=replace(found.prompts, rows=rows.select(fitting)), dropped=len(rows) - len(fitting))

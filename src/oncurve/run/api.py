@@ -28,7 +28,6 @@ from oncurve.run.arguments import (
     arguments_of,
     configured,
     data_arguments,
-    demonstration_argument,
     reward_arguments,
 )
 from oncurve.run.assembly import Overrides, Run, assemble
@@ -133,7 +132,7 @@ def sft(
             `completion`, `messages`, or `text`.
         eval_data: held-out demonstrations, in the same form; `eval/loss` is theirs, every `eval_every` steps.
         template: makes the prompt from columns, `"{question}"`.
-        settings: all others, by section: `{"sft.schedule": "cosine", "learner.weight_decay": 0.01}`.
+        settings: all others, by section: `{"learner.schedule": "linear", "checkpoint.every": 50}`.
 
     The rest is as in `oncurve.train`. Raises UserError for everything that the caller can fix, where possible before
     the model is loaded.
@@ -142,9 +141,7 @@ def sft(
     with _before_training():
         _check_kinds(recipe, model, tokenizer)
         arguments = [Argument(name, key, said[name]) for key, name in SFT_ARGUMENT_OF.items() if said[name] is not None]
-        arguments = [each for each in arguments if each.name not in ("model", "data", "eval_data")]
-        for name, rows in (("data", data), ("eval_data", eval_data)):
-            arguments += [] if rows is None else [demonstration_argument(name, rows)]
+        arguments = [each for each in arguments if each.name != "model"]
         config, base = configured(recipe, None, [*arguments, *_of_model(model, settings)], settings)
         trained = _assembled(config.stage, base, model, tokenizer, None, out)
     return _run(trained, None if out is None else Path(out), on_step)
@@ -232,7 +229,7 @@ def _check_out(config: RunConfig, out: str | Path | None, given: Overrides) -> N
     """Raises UserError: a run cannot be made at `out`, its trackers cannot work, or it cannot have a warm start."""
     if config.warm_starts and (out is None or given != Overrides()):
         what = "its model has a place only in a run's directory: give out" if out is None else "no file has objects"
-        raise ConfigError(f"sft.path: {what}; or call oncurve.sft first, and train its model")
+        raise ConfigError(f"sft.data: {what}; or call oncurve.sft first, and train its model")
     if out is not None:
         RunDirectory.check_free(Path(out), call_to_go_on(Path(out), config, given)[0])
         config.data.check_keepable()

@@ -75,11 +75,11 @@ ARGUMENT_OF = {
 
 SFT_ARGUMENT_OF = {
     "model.path": "model",
-    "sft.path": "data",
-    "sft.eval_path": "eval_data",
+    "sft.data": "data",
+    "sft.eval_data": "eval_data",
     "data.template": "template",
     **{f"sft.{name}": name for name in ("learning_rate", "epochs", "steps", "batch_size", "max_length")},
-    "sft.eval_fraction": "eval_fraction",
+    "data.eval_fraction": "eval_fraction",
     "eval.every": "eval_every",
     "lora.rank": "lora_rank",
     "run.seed": "seed",
@@ -130,13 +130,6 @@ def data_arguments(data: Any) -> list[Argument]:
         return []
     kind, key, value = ("files", "path", str(data)) if isinstance(data, (str, Path)) else ("list", "rows", data)
     return [Argument("data", "data.kind", kind), Argument("data", f"data.{key}", value)]
-
-
-def demonstration_argument(name: str, rows: Any) -> Argument:
-    """Return demonstrations as a setting of `[sft]`: a file, or rows in memory; `name` is "data" or "eval_data"."""
-    named = isinstance(rows, (str, Path))
-    key = f"sft.{'eval_' if name == 'eval_data' else ''}{'path' if named else 'rows'}"
-    return Argument(name, key, str(rows) if named else rows)
 
 
 def reward_arguments(reward: Any) -> list[Argument]:

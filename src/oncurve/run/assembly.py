@@ -17,15 +17,16 @@ from oncurve.advantages import reads_rewards, teacher_of
 from oncurve.base.errors import ConfigError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
 from oncurve.data import DemonstrationRows, Demonstrations, Prompts, Rows, distinct_prompts, load_eval_rows, load_rows
-from oncurve.evaluate import Evaluation, evaluate, part_is_1
+from oncurve.evaluate import Evaluation
 from oncurve.learner import Learner, check_learner
 from oncurve.machine.threads import prepare_process
 from oncurve.models import Adapter, LoadedModel, adapted, module_device
 from oncurve.reward_models import Iterations
-from oncurve.rewards import RewardSet, verifier_of
+from oncurve.rewards import RewardSet
 from oncurve.rollout import RolloutEngine, check_token_ids
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
-from oncurve.run.iterations import LabellingInputs, ScoredBy, iterations, step_locator
+from oncurve.run.evaluating import evaluate_policy
+from oncurve.run.iterations import LabellingInputs, iterations, step_locator
 from oncurve.run.loop import credit_of, groups_of, trainer_config
 from oncurve.run.row_lengths import fix_reach, opened
 from oncurve.run.teaching import load_teacher
@@ -393,28 +394,3 @@ def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
 
 def _engine_maker(config: RunConfig, loaded: LoadedModel) -> Callable[[], RolloutEngine]:
     return partial(config.engine.build, config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed)
-
-
-def evaluate_policy(
-    engine: RolloutEngine, rewards: RewardSet, prompts: Prompts, config: RunConfig, n: int
-) -> Evaluation:
-    """Greedy, and n samples a prompt where n > 0, on all of `prompts`, with what the engine follows.
-
-    `eval.verifier`, where it is set, decides alone: a reward model's scores of its own policy prove nothing. What is
-    correct is decided by one reward (`verifier_of`), whatever its weight; without one it is not reported.
-    """
-    verifier = verifier_of(config.rewards, config.eval.verifier)
-    temperature = config.eval.temperature or config.rollout.temperature
-    longest = {"max_new_tokens": config.eval.max_new_tokens or config.rollout.max_new_tokens}
-    return evaluate(
-        engine,
-        rewards if config.eval.verifier is None else ScoredBy(rewards, config.eval.verifier),
-        [prompts[index] for index in range(len(prompts))],
-        greedy=config.rollout.model_copy(update={"group_size": 1, "temperature": 0.0, **longest}),
-        sampled=config.rollout.model_copy(update={"group_size": n, "temperature": temperature, **longest})
-        if n
-        else None,
-        correct=None if verifier is None else part_is_1(verifier),
-        verifier=verifier,
-        seed=config.run.seed,
-    )

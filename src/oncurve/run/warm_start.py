@@ -26,7 +26,7 @@ def demonstrations_of(
     def opened(rows: Rows) -> Demonstrations:
         prompts = Prompts(rows, found.settings, loaded.tokenizer)
         made = Demonstrations(prompts, loaded.eos_ids, found.whole or sft.train_on_prompts)
-        return open_demonstrations(made, longest, sft.overlong == "drop", loaded.vocabulary)
+        return open_demonstrations(made, longest, config.data.overlong == "drop", loaded.vocabulary)
 
     return opened(found.train), opened(found.held_out)
 

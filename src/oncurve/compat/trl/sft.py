@@ -31,15 +31,6 @@ OF_GRPO = {"rollout", "advantage", "objective", "aggregation", "kl", "reference"
 """What the fields are settings of that `GRPOConfig` alone has."""
 
 
-def share_of_updates(value: Any, values: Values) -> float | None:
-    """Return the share of the updates that warm up. Raises ConfigError: how many updates there are is not known."""
-    if 0 <= value < 1:
-        return value or None
-    if values["max_steps"] <= value:
-        raise ConfigError("expected a share of the updates below 1, or with a larger max_steps a number of them")
-    return float(value / values["max_steps"])
-
-
 def updates(value: Any, values: Values) -> int | None:
     """Return the number of updates; None: epochs are given."""
     return value if value > 0 else None
@@ -66,7 +57,7 @@ def saved(value: Any, values: Values) -> int | None:
     return None if values["save_strategy"] == "no" else value
 
 
-_MADE = (share_of_updates, updates, batch, text_column, losses, saved)
+_MADE = (updates, batch, text_column, losses, saved)
 OWN = keys_of(HERE / "sft.toml", {**FUNCTIONS, **{each.__name__: each for each in _MADE}})
 SHARED = [
     key

@@ -24,7 +24,7 @@ def plan(config: RunConfig, facts: RunFacts | None = None) -> list[str]:
         *_policy_term(config),
         *_learner(config),
         *config.cluster.facts.sentences,
-        *([] if config.demonstrates and not config.eval.every else [_lengths(config)]),
+        *([] if config.demonstrates and not (config.eval.every and config.data.holds_out) else [_lengths(config)]),
         _kl(config, known),
         *_reference(config, known),
         *_entropy(config),
@@ -55,7 +55,7 @@ def _warm_start(config: RunConfig) -> list[str]:
     last = _count(sft.steps, "step") if sft.steps else _epochs(sft.epochs)
     return [
         f"Before step 1 a warm start on demonstrations: {last}, {sft.batch_size:,} per update, at a learning rate of "
-        f"{sft.learning_rate:g} ({sft.schedule}). It is a run of its own in the folder sft, with whose model step 1 "
+        f"{sft.learning_rate:g}. It is a run of its own in the folder sft, with whose model step 1 "
         "begins."
     ]
 
@@ -307,7 +307,11 @@ def _evaluation(config: RunConfig, facts: RunFacts) -> str:
     when = f"{'before step 1 and ' if config.eval.at_start else ''}every {_count(config.eval.every, 'step')}"
     if config.demonstrates and not config.data.holds_out:
         return f"Evaluation {when}: the loss of the held-out demonstrations."
-    correct += "; and the loss of the held-out demonstrations" if config.demonstrates and config.sft.holds_out else ""
+    correct += (
+        "; and the loss of the held-out demonstrations"
+        if config.demonstrates and config.sft.source(config.data).holds_out
+        else ""
+    )
     best = config.checkpoint.best
     kept = "" if best is None or not facts.kept else f" The checkpoint with the best {best} stays."
     patience = config.eval.patience

@@ -18,7 +18,6 @@ from oncurve.run.arguments import (
     OTHER_NAMES,
     configured,
     data_arguments,
-    demonstration_argument,
     reward_arguments,
 )
 
@@ -84,7 +83,7 @@ def sft_config(
     overrides, data = data_among(overrides, data)
     is_model = _names_model(target)
     arguments = [Argument("MODEL", "model.path", target)] if is_model else []
-    arguments += [] if data is None else [demonstration_argument("data", data)]
+    arguments += [] if data is None else [Argument("--data", "sft.data", data)]
     recipe = None if is_model else target
     config, base = configured(recipe, list(presets) or None, arguments, overrides=overrides, word="--preset")
     return config.stage, base, f"{recipe or 'sft'}"
