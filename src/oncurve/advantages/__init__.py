@@ -6,8 +6,8 @@ whole reward, the KL included where it is part of the reward. It states of itsel
     min_valid_completions   the number of valid completions that a group needs for it
     needs                   what else it reads: "siblings" (other completions of the prompt), "values" (a critic's),
                             "steps" (rewards of single steps), "components" (the single rewards of `[[rewards]]`),
-                            "nonnegative" (rewards of 0 or more), "teacher" (a teacher's log-probs), "demonstrations"
-                            (completions that `[sft]` gives, in place of sampled ones). Left out: none of these
+                            "nonnegative" (rewards of 0 or more), "teacher" (a teacher's log-probs); "demonstrations"
+                            (completions of `[sft]`, not sampled ones). Left out: none of these
     teacher, template       with "teacher": the model (None: the policy itself), and the prompt that it reads, from
                             columns (None: the policy's). Left out: None
     reads_rewards           whether it reads rewards. Left out: True

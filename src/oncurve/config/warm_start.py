@@ -109,9 +109,7 @@ class SftSettings(Component):
         return {by_own_name(key): content for key, content in found.items()}
 
     def kept_as(self, file: Path) -> SftSettings:
-        """Return the settings by which a resumed run reads the demonstrations. Those in memory are written to
-        `file`.
-        """
+        """Return the settings with which a resumed run reads the demonstrations; those in memory go to `file`."""
         if not self.present or _places(self.data):
             return self
         kept = self._in_memory().kept_as(file)

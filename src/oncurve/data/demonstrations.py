@@ -35,7 +35,7 @@ class DemonstrationRows(NamedTuple):
     """Rows to train on and held-out rows, each with a prompt and a column `completion`.
 
     settings   what makes prompts of them
-    whole      rows of `text`, of which every token is trained
+    whole      the rows are of `text`, and every token of them is trained
     """
 
     train: Rows
@@ -108,7 +108,7 @@ def _from_messages(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _check_completion(completion: Any, place: str) -> None:
-    """Raises DataError: it is neither text, nor token ids, nor messages with a turn of the assistant."""
+    """Raise DataError: it is neither text, nor token ids, nor messages with a turn of the assistant."""
     if isinstance(completion, str) or is_token_ids(completion):
         return
     listed = completion if isinstance(completion, list | tuple) else [None]

@@ -276,7 +276,7 @@ def _too_long(lengths: Sequence[int], longest: float, room: float) -> str:
 
 
 def check_vocabulary(prompt: Any, vocabulary: int, place: str) -> None:
-    """Raises DataError: token ids that the model does not have."""
+    """Raise DataError: token ids that the model does not have."""
     if is_token_ids(prompt):
         ids = [int(token) for token in prompt]
         if max(ids) >= vocabulary:

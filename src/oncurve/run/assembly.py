@@ -113,7 +113,7 @@ class Run:
 
     @property
     def trained_on(self) -> Prompts | Demonstrations:
-        """What the steps train on: prompts, or in a warm start demonstrations."""
+        """The prompts that the steps train on, or in a warm start the demonstrations."""
         return self.prompts if self.demonstrations is None else self.demonstrations
 
     def facts(self) -> RunFacts:

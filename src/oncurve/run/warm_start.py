@@ -19,7 +19,7 @@ def demonstrations_of(
 ) -> tuple[Demonstrations, Demonstrations]:
     """Return the demonstrations of `[sft]` to train on and the held-out ones, as the loaded model reads them.
 
-    Raises DataError, with its place, for a row of which none can be made.
+    Raises DataError, with its place, for a row that is none.
     """
     sft, longest = config.sft, min(filter(None, (loaded.model.longest_row, config.sft.max_length)), default=None)
 

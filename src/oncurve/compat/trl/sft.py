@@ -72,8 +72,7 @@ SFT = Dialect("TRL", "1.16", (*OWN, *SHARED))
 class SFTConfig:
     """The settings of `SFTTrainer`, by TRL's names and with its defaults: `SFTConfig("out", max_steps=100)`.
 
-    Raises ConfigError, with a line for each: a name that is not in the table, a value of a wrong type, one that is
-    refused.
+    Raises ConfigError, with a line for each: an unknown name, a value of a wrong type, one that is refused.
     """
 
     def __init__(self, output_dir: str | Path | None = None, **given: Any) -> None:
@@ -90,10 +89,10 @@ class SFTConfig:
 class SFTTrainer:
     """TRL's `SFTTrainer`, with the arguments of its quick start.
 
-    model              a folder or hub id, or a module, which is trained in place
-    args               an `SFTConfig` of this package
-    train_dataset      rows with `prompt` and `completion`, `messages`, or `text`
-    eval_dataset       held-out rows, for `eval_loss`
+    model              a folder or hub id, or a module, which is trained in place;
+    args               an `SFTConfig` of this package;
+    train_dataset      rows with `prompt` and `completion`, `messages`, or `text`;
+    eval_dataset       held-out rows, for `eval_loss`;
     processing_class   the tokenizer of a module
     peft_config        a `LoraConfig`
 
