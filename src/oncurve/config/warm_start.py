@@ -95,8 +95,8 @@ class SftSettings(Component):
         if not _places(self.data):
             return self._in_memory(**shared)
         paths = (self.data,) if isinstance(self.data, str) else self.data or ()
-        on_the_hub = isinstance(data, Files) and any(map(is_data_set_id, paths))
-        hub = {name: getattr(data, name) for name in ("split", "subset", "revision")} if on_the_hub else {}
+        of_the_hub = ("split", "subset", "revision") if any(map(is_data_set_id, paths)) else ()
+        hub = {name: getattr(data, name) for name in of_the_hub if name in type(data).model_fields}
         return Files(path=self.data, eval_path=self.eval_data, **hub, **shared)
 
     def _in_memory(self, **shared: Any) -> InMemory:
