@@ -1,7 +1,10 @@
-"""`python -m bench.gpu` runs `bench.gpu.measure`."""
+"""`python -m bench.gpu day A|B|C --out DIR` runs `bench.gpu.day`."""
 
 import sys
 
-from bench.gpu.measure import main
+from bench.gpu.day import main
 
-sys.exit(main())
+if sys.argv[1:2] != ["day"]:
+    print("usage: python -m bench.gpu day A|B|C --out DIR", file=sys.stderr)
+    sys.exit(2)
+sys.exit(main(sys.argv[2:]))

@@ -22,7 +22,7 @@ from bench.systems.probe import Probe
 from bench.systems.rewards import hashed
 from bench.systems.worker import Channel
 
-__all__ = ["make_trainer", "serve"]
+__all__ = ["force_lengths", "make_trainer", "serve"]
 
 STEPS = 64
 
@@ -48,43 +48,43 @@ class _Forced:
         return scores
 
 
-def make_trainer(case: Case, reward: Callable[..., list[float]], callback: TrainerCallback) -> Any:
-    """Return the trainer of the case."""
+def make_trainer(case: Case, reward: Callable[..., list[float]], callback: TrainerCallback, **others: Any) -> Any:
+    """Return the trainer of the case; `others` are arguments of `GRPOConfig` in place of the case's."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     options = case.options
     rows = models.token_rows(case, STEPS)
-    arguments = GRPOConfig(
-        output_dir=tempfile.mkdtemp(prefix="bench-trl-"),
-        use_cpu=True,
-        bf16=bool(options.get("autocast")),
-        model_init_kwargs={"dtype": options["weights"]},
-        per_device_train_batch_size=case.rows,
-        gradient_accumulation_steps=1,
-        gradient_checkpointing=bool(options.get("checkpointing")),
-        num_generations=case.group_size,
-        max_completion_length=case.completion,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        beta=case.kl_coef,
-        learning_rate=1e-6,
-        lr_scheduler_type="constant",
-        max_steps=STEPS,
-        shuffle_dataset=False,
-        use_transformers_continuous_batching=bool(options.get("continuous")),
-        save_strategy="no",
-        report_to="none",
-        logging_steps=STEPS,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
+    arguments = {
+        "output_dir": tempfile.mkdtemp(prefix="bench-trl-"),
+        "use_cpu": True,
+        "bf16": bool(options.get("autocast")),
+        "model_init_kwargs": {"dtype": options["weights"]},
+        "per_device_train_batch_size": case.rows,
+        "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": bool(options.get("checkpointing")),
+        "num_generations": case.group_size,
+        "max_completion_length": case.completion,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "beta": case.kl_coef,
+        "learning_rate": 1e-6,
+        "lr_scheduler_type": "constant",
+        "max_steps": STEPS,
+        "shuffle_dataset": False,
+        "use_transformers_continuous_batching": bool(options.get("continuous")),
+        "save_strategy": "no",
+        "report_to": "none",
+        "logging_steps": STEPS,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
     data = Dataset.from_list([{"prompt": str(i), "constant": is_constant(case, i)} for i in range(len(rows))])
     trainer = GRPOTrainer(
         model=str(models.model_path(case.model, case.vocabulary)),
         reward_funcs=reward,
-        args=arguments,
+        args=GRPOConfig(**{**arguments, **others}),
         train_dataset=data,
         processing_class=models.load_tokenizer(),
         callbacks=[callback],
@@ -134,18 +134,22 @@ class _Steps(TrainerCallback):  # type: ignore[misc]  # mypy does not follow tra
         self.step += 1
 
 
-def _force_lengths(model: Any, steps: _Steps, eos: int) -> None:
-    """`model.generate` ends every row at the case's length."""
+def force_lengths(case: Case, model: Any, lengths: Callable[[], list[int]]) -> None:
+    """`model.generate` ends every row at its length in `lengths()`; so does continuous batching."""
+    if case.options.get("continuous"):
+        _force_lengths_of_requests(lengths)
+        return
+    eos = models.load_tokenizer().eos_token_id
     generate = model.generate
 
     def forced(input_ids: Tensor, **keywords: Any) -> Any:
-        processor = _Forced(steps.lengths_of_step(), input_ids.shape[1], eos, steps.case.completion)
+        processor = _Forced(lengths(), input_ids.shape[1], eos, case.completion)
         return generate(input_ids=input_ids, logits_processor=LogitsProcessorList([processor]), **keywords)
 
     model.generate = forced
 
 
-def _force_lengths_of_requests(steps: _Steps) -> None:
+def _force_lengths_of_requests(lengths_of_step: Callable[[], list[int]]) -> None:
     """Continuous batching: a request's `max_new_tokens` is its length, and no token ends it."""
     from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
@@ -154,7 +158,7 @@ def _force_lengths_of_requests(steps: _Steps) -> None:
 
     def add_all(manager: Any, inputs: list[list[int]], **keywords: Any) -> Any:
         first = manager._request_counter
-        lengths.update({f"req_{first + row}": n for row, n in enumerate(steps.lengths_of_step())})
+        lengths.update({f"req_{first + row}": n for row, n in enumerate(lengths_of_step())})
         return add_requests(manager, inputs, **keywords)
 
     def add_one(manager: Any, input_ids: list[int], request_id: str, **keywords: Any) -> Any:
@@ -182,11 +186,10 @@ def serve(case: Case, channel: Channel) -> None:
     probe = Probe()
     steps = _Steps(case, channel, probe)
     trainer = make_trainer(case, steps.reward, steps)
+    force_lengths(case, trainer.model, steps.lengths_of_step)
     if case.options.get("continuous"):
-        _force_lengths_of_requests(steps)
         probe.timed(trainer.model, "generate_batch", "decode")
     else:
-        _force_lengths(trainer.model, steps, models.load_tokenizer().eos_token_id)
         probe.timed_generate(trainer.model)
     _watch(trainer, probe)
     try:

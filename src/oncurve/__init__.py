@@ -42,6 +42,11 @@ __version__ = "0.1.0"
 # reproducibility prevents that, at no measurable cost. MKL reads the variable at the first product of the process.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
+# A GPU's memory in segments that grow. By default segments keep the size that they were made with, and micro-batches of
+# many lengths leave holes in them. torch reads the variable, by either name, when it first allocates on a GPU.
+if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
+    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
 # In a notebook without ipywidgets tqdm, which transformers imports, advises to install it; oncurve shows no such bars.
 warnings.filterwarnings("ignore", message="IProgress not found")
 

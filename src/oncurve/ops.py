@@ -22,6 +22,11 @@ def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def in_rows(column: Float[Tensor, "N"], slots: Int[Tensor, "N"], shape: tuple[int, int]) -> Float[Tensor, "B T"]:
+    """Return numbers of all tokens `(N,)` as `(B, T)`, 0 where there is none; `slots` are `TrainBatch.slots`."""
+    return column.new_zeros(shape[0] * shape[1]).index_copy(0, slots, column).view(shape)
+
+
 def scaled_log_softmax(logits: Float[Tensor, "*shape V"], temperature: float = 1.0) -> Float[Tensor, "*shape V"]:
     """Return log-probabilities of the tempered distribution, `log softmax(z / τ)`. Shapes `(..., V)` to `(..., V)`.
 

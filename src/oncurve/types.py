@@ -45,12 +45,13 @@ and in the batch of that group (B = 2, T = 3):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 from typing import Any, Literal, Self, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 Ending = Literal["eos", "stop", "length", "given"]
@@ -292,12 +293,18 @@ class TrainBatch:
     def to(self, device: torch.device) -> Self:
         """Return this batch with its tensors on `device`, except ragged ones (the prompts), which models move."""
         tensors = {name: getattr(self, name) for name, axes in axes_of(self).items() if axes != "G"}
-        return replace(self, **{name: value.to(device) for name, value in tensors.items() if value is not None})
+        present = {name: value for name, value in tensors.items() if value is not None}
+        moved: dict[str, Any] = dict(zip(present, sent(list(present.values()), device), strict=True))
+        return replace(self, **moved)
 
     def existing(self) -> Bool[Tensor, "B T"]:
         """Return `(B, T)` bool: this token exists (trained or not)."""
         positions = torch.arange(self.completion_ids.shape[1], device=self.lengths.device)
         return positions[None, :] < self.lengths[:, None]
+
+    def slots(self) -> Int[Tensor, "N"]:
+        """Return `(N,)`: the places of all tokens, row after row, in a flattened `(B, T)`."""
+        return self.existing().flatten().nonzero()[:, 0]
 
 
 def axes_of(batch: TrainBatch) -> dict[str, Axes]:
@@ -316,6 +323,31 @@ def axes_of(batch: TrainBatch) -> dict[str, Axes]:
             )
         found[entry.name] = axes
     return found
+
+
+AnyTensor = Num[Tensor, "..."] | Bool[Tensor, "..."]
+
+
+def sent(tensors: Sequence[AnyTensor], device: torch.device) -> list[AnyTensor]:
+    """Return `tensors` on `device`. Those in the host's memory go in one copy, for which the host does not wait.
+
+    They share memory there, so none of them may be changed in place.
+    """
+    here = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    if device.type == "cpu" or not here:
+        return [tensor.to(device) for tensor in tensors]
+    starts = list(accumulate((-(-tensor.nbytes // 16) * 16 for tensor in here), initial=0))
+
+    def parts(buffer: AnyTensor) -> list[AnyTensor]:
+        """Return the buffer's bytes as tensors like those of `here`."""
+        bytes_of = (buffer[start : start + tensor.nbytes] for start, tensor in zip(starts, here, strict=False))
+        return [found.view(tensor.dtype).view(tensor.shape) for found, tensor in zip(bytes_of, here, strict=True)]
+
+    buffer = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for part, tensor in zip(parts(buffer), here, strict=True):
+        part.copy_(tensor)
+    arrived = iter(parts(buffer.to(device, non_blocking=True)))
+    return [next(arrived) if tensor.device.type == "cpu" else tensor.to(device) for tensor in tensors]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import oncurve.forecast.command as forecasting
@@ -117,16 +118,6 @@ def test_settings_that_are_said_to_fit_do_fit_when_they_are_applied(
         code, _, applied = plan(*words, *shlex.split(each["settings"]))
         assert code == 0
         assert applied["peak_bytes"] <= each["peak_bytes"] * 1.001
-
-
-def test_settings_that_change_no_result_are_enough_where_each_alone_lowers_another_phase() -> None:
-    words = ["--parameters", "7B", "--machine", "rtx4090", "lora.rank=16", "--completion-tokens", "1024"]
-    code, printed, found = plan(*words)
-    together = found["suggestions"][-1]
-    assert code == 1
-    assert {each.partition("=")[0] for each in together["settings"].split()} <= {*NEUTRAL}
-    assert together["peak_bytes"] <= found["available_bytes"]
-    assert "All of them together" not in printed
 
 
 def test_a_setting_that_changes_a_result_is_left_out_where_the_others_are_enough() -> None:
@@ -282,6 +273,22 @@ def test_processes_of_a_ray_elsewhere_need_no_memory_here(monkeypatch: pytest.Mo
         needs.append(float(str(error.value).partition("about ")[2].partition(" GB")[0]))
         assert ("of 6 processes" in str(error.value)) == (each is words)
     assert needs[1] < needs[0]
+
+
+def test_a_gpu_needs_room_for_one_row_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, _ = load_config(TASK, ["data.prompts_per_step=64", "rollout.group_size=64", "model.dtype=bfloat16"])
+    monkeypatch.setattr(type(config.model), "torch_device", torch.device("cuda"))
+    said = []
+    for free in (80e9, 170e6, 1e6):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_, free=free: (free, 80e9))
+        try:
+            said.append(forecasting.check_memory(config))
+        except UserError as error:
+            said.append([str(error)])
+    assert said[0] == []
+    assert "goes on with smaller micro-batches" in said[1][0]
+    assert "the run needs about" in said[2][0]
+    assert "the GPU's free memory" in said[2][0]
 
 
 def least_said(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:

@@ -296,7 +296,10 @@ def servers_of(project: Path) -> list[psutil.Process]:
     found = []
     for one in psutil.process_iter():
         with suppress(psutil.Error):  # it has ended, or is another user's
-            if "oncurve.processes.minder:mind" in " ".join(one.cmdline()) and str(project / "bin") in one.environ()["PATH"]:
+            if (
+                "oncurve.processes.minder:mind" in " ".join(one.cmdline())
+                and str(project / "bin") in one.environ()["PATH"]
+            ):
                 found.append(one)
     return found
 

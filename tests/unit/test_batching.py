@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from oncurve.batching import collate, concat, micro_batches, minibatches, select_groups, select_rows
+from oncurve.ops import in_rows
 from oncurve.trainer import Recorder, TrainerState
-from oncurve.types import Completion, Ending, Group, Prompt, Score, TrainBatch, axes_of
+from oncurve.types import Completion, Ending, Group, Prompt, Score, TrainBatch, axes_of, sent
 
 
 def completion(ids: tuple[int, ...], index: int = 0, ended: Ending = "eos") -> Completion:
@@ -346,3 +347,31 @@ def test_padding_to_a_given_length() -> None:
     assert collate([group((1,), (4, 4), (4,))], pad_length=5).completion_ids.shape == (2, 5)
     with pytest.raises(ValueError, match="pad_length 1"):
         collate([group((1,), (4, 4), (4,))], pad_length=1)
+
+
+def test_tensors_that_are_sent_arrive_as_they_were() -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "meta")
+    tensors = [
+        torch.tensor([[True], [False], [True]]),
+        torch.arange(7, dtype=torch.int32),
+        torch.zeros(0, 4),
+        torch.arange(6, dtype=torch.float64).view(3, 2).t(),
+        torch.tensor(2.5, dtype=torch.bfloat16),
+        torch.ones(2, device=device),  # there already
+    ]
+    arrived = sent(tensors, device)
+    assert [(x.shape, x.dtype, x.device.type) for x in arrived] == [(x.shape, x.dtype, device.type) for x in tensors]
+    assert len({x.untyped_storage()._cdata for x in arrived}) == 2  # one copy
+    if device.type == "cuda":
+        assert all(torch.equal(there.cpu(), here.cpu()) for there, here in zip(arrived, tensors, strict=True))
+    assert all(there is here for there, here in zip(sent(tensors[:5], torch.device("cpu")), tensors, strict=False))
+
+
+def test_numbers_of_all_tokens_return_to_their_rows() -> None:
+    batch = collate([group((1,), (5,), (6, 7, 8)), group((2,), (9, 9))])
+    column = torch.arange(1.0, 7.0, requires_grad=True)
+    rows = in_rows(column, batch.slots(), (3, 3))
+    assert rows.tolist() == [[1, 0, 0], [2, 3, 4], [5, 6, 0]]
+    rows.backward(torch.arange(9.0).view(3, 3))
+    assert column.grad is not None
+    assert column.grad.tolist() == [0, 3, 4, 5, 6, 7]

@@ -6,6 +6,7 @@ machine come from a rehearsal with arbitrary weights; those on a machine that is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -162,8 +163,14 @@ def _work(config: RunConfig, lengths: tuple[int, ...]) -> StepWork:
     )
 
 
-def _variant(config: RunConfig, shape: ModelShape, work: StepWork, dtype: str, on_cpu: bool, process: float) -> Variant:
-    """Return what of a run's settings determines its peak. `process`: bytes before the model is loaded."""
+def _variant(
+    config: RunConfig, shape: ModelShape, work: StepWork, dtype: str, process: float, gpu: AvailableMemory | None = None
+) -> Variant:
+    """Return what of a run's settings determines its peak.
+
+    process  bytes before the model is loaded
+    gpu      the memory of the card; None: the run is on a CPU
+    """
     return Variant(
         shape,
         work,
@@ -172,7 +179,7 @@ def _variant(config: RunConfig, shape: ModelShape, work: StepWork, dtype: str, o
         config.learner.masters,
         reference=bool(config.kl.coef),
         checkpointing=config.learner.gradient_checkpointing,
-        on_cpu=on_cpu,
+        on_cpu=gpu is None,
         process=process,
         critic=gives_values(config.critic),
         averaged=config.reference.every > 0 and config.reference.mixup_alpha < 1,
@@ -183,14 +190,15 @@ def _variant(config: RunConfig, shape: ModelShape, work: StepWork, dtype: str, o
         keeps_kl=config.reference.every > 0,
         quantized=config.model.quantization is not None,
         whole_weights=config.cluster.facts.divided or config.cluster.facts.served,
+        room=math.inf if gpu is None else gpu.available,
     )
 
 
 def _on_card(config: RunConfig, shape: ModelShape, work: StepWork, card: Machine, title: str) -> Forecast:
     """Return the forecast on a machine that is named, by formula."""
     dtype = card.dtype if config.model.dtype == "auto" else config.model.dtype
-    variant = _variant(config, shape, work, dtype, False, CONTEXT)
     room = AvailableMemory(card.memory, f"memory of {card.name}")
+    variant = _variant(config, shape, work, dtype, CONTEXT, room)
     return Forecast(title, variant, variant.memory(), room, floors(variant, card), False, card)
 
 
@@ -203,8 +211,9 @@ def _on_this_machine(
     meter, on_cpu = MemoryMeter(device), device.type == "cpu"
     before = float(meter.now())
     say(f"measuring this machine (threads: {torch.get_num_threads()}, {dtype})")
-    here = measure_machine(shape, DTYPES[dtype], device, _room(device).available)
-    variant = _variant(config, shape, work, dtype, on_cpu, before + UNIMPORTED if on_cpu else CONTEXT)
+    room = _room(device)
+    here = measure_machine(shape, DTYPES[dtype], device, room.available)
+    variant = _variant(config, shape, work, dtype, *((before + UNIMPORTED, None) if on_cpu else (CONTEXT, room)))
     if model is None:
         return Forecast(title, variant, variant.memory(), _room(device), floors(variant, here), False, here)
     lora = config.lora
@@ -261,7 +270,7 @@ def _of_all_processes(plan: Forecast, config: RunConfig) -> Forecast:
             plan = replace(plan, processes=_processes_here(config), together=together)
     if plan.fits:
         return plan
-    peak_of = _peak_of(config) if here else lambda changed: changed.memory().peak
+    peak_of = _peak_of(config) if here else _peak_alone
     return replace(plan, suggestions=suggestions(variant, plan.budget.available, factor, peak_of))
 
 
@@ -270,6 +279,10 @@ def _peak_of(config: RunConfig) -> Callable[[Variant], float]:
     cluster = config.cluster.facts
     layout = Layout(cluster.processes, cluster.workers, cluster.divided, cluster.lag)
     return lambda variant: on_one_host(variant, layout, apart=not cluster.on_this_machine)
+
+
+def _peak_alone(variant: Variant) -> float:
+    return variant.memory().peak
 
 
 def _processes_here(config: RunConfig) -> int:
@@ -286,38 +299,46 @@ def _room(device: torch.device) -> AvailableMemory:
 
 
 def check_memory(config: RunConfig) -> list[str]:
-    """Check by formula, at once, that a run on the CPU has the memory it needs; return a line of warning where it is
-    tight.
+    """Check by formula, at once, that a run has the memory it needs; return a line of warning where it is tight.
 
-    On a CPU the kernel kills a process without a message. A model whose configuration cannot be read is left to
-    loading, which reports it.
+    On a CPU the kernel kills a process without a message. A GPU that runs out of memory goes on with smaller
+    micro-batches and fewer rows, so it needs room for one row at a time. Several processes on GPUs are not checked, and
+    a model whose configuration cannot be read is left to loading, which reports it.
     Raises ConfigError where the run needs clearly more than there is, with settings that make it smaller.
     """
     if not config.learner.built_in:
         return [f"the memory of the run is not checked: the needs of {type(config.learner).__name__} are not known"]
     folder = Path(config.model.path).expanduser()
     try:
-        if config.model.torch_device.type != "cpu" or not folder.is_dir():
+        device = config.model.torch_device
+        on_cpu = device.type == "cpu"
+        if not folder.is_dir() or not (on_cpu or (device.type == "cuda" and config.cluster.facts.alone)):
             return []
         shape = shape_of(read_model_config(config.model.source(weights=False), config.model.trust_remote_code))
     except UserError:
         return []
     shape = with_adapter(shape, config.lora)
     work = _work(config, (config.data.max_prompt_tokens or ASSUMED_PROMPT,) * config.data.prompts_per_step)
-    process = float(MemoryMeter(torch.device("cpu")).now()) + UNIMPORTED
-    variant = _variant(config, shape, work, config.model.precision()[0], True, process)
-    peak_of, room = _peak_of(config), memory_here()
+    room, dtype, peak_of = _room(device), config.model.precision()[0], _peak_of(config)
+    if on_cpu:
+        variant = _variant(config, shape, work, dtype, float(MemoryMeter(device).now()) + UNIMPORTED)
+    else:  # the context is there already
+        variant, peak_of = _variant(config, shape, work, dtype, 0.0, room), _peak_alone
     peak = peak_of(variant)
     if peak <= room.available:
         return []
     count = _processes_here(config)
     ranks = "" if count == 1 else f" of {count} processes"
+    smallest = variant if on_cpu else replace(variant, work=replace(work, micro_tokens=1, rows=1))
+    least = peak_of(smallest)
+    refused = least > REFUSED * room.available
     says = (
-        f"the run{ranks} needs about {peak / 1e9:,.1f} GB, and there are {room.available / 1e9:,.1f} GB "
-        f"({room.limit}); `oncurve plan` has the details"
+        f"the run{ranks} needs about {(least if refused else peak) / 1e9:,.1f} GB, and there are "
+        f"{room.available / 1e9:,.1f} GB ({room.limit}); `oncurve plan` has the details"
     )
-    if peak <= REFUSED * room.available:
-        return [f"warning: {says}; it may be killed without a word"]
-    found = suggestions(variant, room.available, peak_of=peak_of)
+    if not refused:
+        risk = "may be killed without a word" if on_cpu else "goes on with smaller micro-batches where memory runs out"
+        return [f"warning: {says}; it {risk}"]
+    found = suggestions(smallest, room.available, peak_of=peak_of)
     smaller = [f"  {suggestion.settings}  about {suggestion.peak / 1e9:,.1f} GB" for suggestion in found]
     raise ConfigError("\n".join([f"memory: {says}", *(["what makes it smaller:", *smaller] if smaller else [])]))

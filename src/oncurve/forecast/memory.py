@@ -6,10 +6,11 @@ A run holds its state throughout, and the memory of one phase at a time:
                  N·weight + n·(weight + master + moments + reference): reference and critic share the frozen model, of
                  which nf4 takes `NF4_BYTES` per number of the layers' matrices
     rollout      weights packed for decoding; K/V of the prompts once and of every completion in flight; the sampler's
-                 logits
+                 logits. On a GPU K/V take half of what is free at most, and graphs have memory of their own
     training     gradients and activations: at the start of a backward pass all layers' activations (and the gradients
                  of earlier micro-batches), at its end all gradients and one layer's activations; the larger counts
-                 (on a CPU gradients stay from update to update: all of them in every phase)
+                 (on a CPU gradients stay from update to update: all of them in every phase). On a GPU K/V and graphs
+                 stay, if the card has room for both, and are freed before each update if not
     export       the largest tensor in float32: the files are written a tensor at a time
 
 The peak is the sum of the process before the model, the state, and the largest phase.
@@ -17,6 +18,7 @@ The peak is the sum of the process before the model, the state, and the largest 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,6 +30,13 @@ HEAD_BLOCKS = 2
 """Blocks of logits that the head holds at the same time: the logits or their gradient, and a temporary."""
 
 SAMPLED_LOGITS = 64 * 2**20
+"""Bytes of float32 logits that a CPU samples from at a time, at most."""
+
+PAGED_SHARE = 0.5
+"""Share of a GPU's free memory that `models.decode` takes for keys and values at most."""
+
+GRAPHS = 128 * 2**20
+"""Bytes of CUDA graphs themselves and of libraries' workspaces in them. Not measured."""
 
 HEAP = 1.35
 """The size of a CPU's heap over the memory in use, because of fragmentation. 1 where torch caches blocks."""
@@ -106,6 +115,7 @@ class Variant:
     keeps_kl       whether `kl.coef=0` would be refused next to the run's other settings
     quantized      whether the layers' frozen matrices are stored in 4 bits
     whole_weights  whether `[cluster]` allows neither split masters nor quantised weights
+    room           bytes of the card, of which a run on a GPU keeps for decoding what training leaves
     """
 
     shape: ModelShape
@@ -126,6 +136,7 @@ class Variant:
     keeps_kl: bool = False
     quantized: bool = False
     whole_weights: bool = False
+    room: float = math.inf
 
     @property
     def width(self) -> int:
@@ -150,27 +161,31 @@ class Variant:
 
     @property
     def rows(self) -> int:
-        """Completions that are sampled at the same time: whole groups."""
-        return min(self.work.completions, max(self.work.rows, self.work.group_size))
+        """Completions that are sampled at the same time: whole groups on a CPU."""
+        return min(self.work.completions, max(self.work.rows, self.work.group_size if self.on_cpu else 1))
 
     @property
     def cache(self) -> float:
-        """Bytes of keys and values: every group's prompt once, each completion in flight at full length."""
-        tokens = self.rows / self.work.group_size * self.work.mean_prompt + self.rows * self.work.completion_tokens
+        """Bytes of keys and values: every prompt in flight once, each completion in flight at full length.
+
+        On a GPU each of the rows may be of another prompt.
+        """
+        prompts = self.rows / self.work.group_size if self.on_cpu else min(self.rows, self.work.prompts)
+        tokens = prompts * self.work.mean_prompt + self.rows * self.work.completion_tokens
         return self.shape.cache_bytes(self.width) * tokens
 
     def activations(self) -> Activations:
         """Return them by formula, for a gated layer of h hidden, i intermediate, q = heads·head_dim, w bytes a number:
 
-        token    w·(4h + 3q + 2·kv·(P + C)/C + 4i): two norms with their outputs, queries, output twice, keys and values
-                 with the prefix, gate, up, silu and their product; w·h with checkpointing
-        inside   w·(2i + 4h); with checkpointing also the bytes that `token` has without it
+        token    8h + w·(2h + 3q + 2·kv·(P + C)/C + 2i): two norms, of a residual in float32, with their outputs,
+                 queries, output twice, keys and values with the prefix, gate and up; w·h with checkpointing
+        inside   w·(4i + 4h); with checkpointing also the bytes that `token` has without it
         """
         shape, work, width = self.shape, self.work, self.width
         query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         spread = min((work.mean_prompt + work.completion_tokens) / work.completion_tokens, 1.0 + work.mean_prompt)
-        kept = width * (4 * shape.hidden + 3 * query + 2 * key * spread + 4 * shape.intermediate)
-        inside = width * (2 * shape.intermediate + 4 * shape.hidden)
+        kept = 8 * shape.hidden + width * (2 * (shape.hidden + shape.intermediate + key * spread) + 3 * query)
+        inside = width * (4 * shape.intermediate + 4 * shape.hidden)
         block = WORKSPACE_BYTES if self.on_cpu else ACCELERATOR_WORKSPACE_BYTES
         logits = 4.0 * shape.vocabulary * work.largest_micro[1]
         most = FROZEN_KEPT_BYTES if shape.adapter else KEPT_BYTES
@@ -196,10 +211,17 @@ class Variant:
         outside = 0.0 if shape.adapter else float(per.gradient * shape.outside_layers)
         first = gradients if self.on_cpu or work.micro_batches > 1 else outside
         passing = max(first + kept + around, gradients + kept / shape.layers + around)
-        sampler = 3 * min(float(SAMPLED_LOGITS), 4.0 * shape.vocabulary * self.rows) + unpacked
         state = self.process + self.weights + trained * (per.total - per.weight - per.gradient)
         state += self.reward_models + self.teacher
+        training = state + (passing if training is None else training)
         staying = gradients if self.on_cpu else 0.0
+        cache, logits = self.cache, 4.0 * shape.vocabulary * self.rows
+        if self.on_cpu:
+            decoding, freed = 1.25 * cache + 3 * min(float(SAMPLED_LOGITS), logits), True
+        else:  # of all rows at once: logits, and the sums of 64 of their weights in two precisions
+            cache = min(cache, PAGED_SHARE * max(0.0, self.room - state))
+            decoding = cache + (self.width / 4 + 3 / 64) * logits + GRAPHS
+            freed = training + decoding > self.room
         packed = prepacked_bytes(self.width * (shape.body + shape.head), self.width == 2) if self.on_cpu else 0
         parts = {
             "process": self.process,
@@ -210,13 +232,13 @@ class Variant:
             "critic": float(trained * per.critic),
             "reward_models": self.reward_models,
             "teacher": self.teacher,
-            "keys_and_values": self.cache,
+            "keys_and_values": cache,
             "activations": kept,
             "head_and_workspace": around,
         }
         phases = {
-            "rollout": state + staying + packed + 1.25 * self.cache + sampler,
-            "training": state + (training if training is not None else passing),
+            "rollout": state + staying + packed + decoding + unpacked,
+            "training": training + (0.0 if freed else decoding),
             "export": state + staying + 4.0 * shape.head,
         }
         return Memory(parts, phases)

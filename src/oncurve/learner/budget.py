@@ -1,4 +1,7 @@
-"""The tokens of one micro-batch: as the settings say, halved for the rest of the run when memory runs out."""
+"""The tokens of one micro-batch: as the settings say, halved for the rest of the run when memory runs out.
+
+Before that, decoding gives back what it keeps from rollout to rollout, now and before every later pass.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +17,46 @@ Result = TypeVar("Result")
 
 
 class Budget:
-    """The most tokens of a forward and backward pass. `tokens`: now; `halved`: the number of times it was halved."""
+    """The most tokens of a forward and backward pass. `tokens`: now; `halved`: the number of times it was halved.
 
-    def __init__(self, tokens: int) -> None:
+    `free_decoding` is that of the model that samples.
+    """
+
+    def __init__(self, tokens: int, free_decoding: Callable[[], bool] = lambda: False) -> None:
         self.tokens = tokens
         self.halved = 0
+        self._free_decoding, self._needs_it = free_decoding, False
 
     def lower_to(self, tokens: int) -> None:
         """At most `tokens` from now on: what did not fit before a run was resumed does not fit now."""
         self.tokens = min(self.tokens, tokens)
 
     def fit(self, work: Callable[[int], Result], batch: TrainBatch) -> Result:
-        """Return `work(tokens)`, repeated from its start with half as many tokens whenever the device runs out of
-        memory.
+        """Return `work(tokens)`, repeated from its start whenever the device runs out of memory.
+
+        The first time decoding gives back its own, then there are half as many tokens each time.
 
         This is for accelerators: a process that uses up the host's memory is killed without an exception.
 
         Raises TrainingError when even a single row of `batch` at a time is too much.
         """
+        if self._needs_it:
+            self._free()
         while True:
             try:
                 return work(self.tokens)
             except torch.OutOfMemoryError as error:
                 problem = str(error).partition("\n")[0]
-            self._halve(batch, problem)  # outside the handler: the traceback holds the tensors that must be freed
+            if self._free():  # outside the handler: the traceback holds the tensors that must be freed
+                self._needs_it = True
+            else:
+                self._halve(batch, problem)
+
+    def _free(self) -> bool:
+        freed = self._free_decoding()
+        if freed and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return freed
 
     def _halve(self, batch: TrainBatch, problem: str) -> None:
         rows = [

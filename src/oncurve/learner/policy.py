@@ -51,7 +51,8 @@ class Accumulated:
 class LocalLearner:
     """A learner in this process: the sampler reads the very module that is trained, so there is nothing to transfer.
 
-    Two runs of the same updates on the same machine give the same bits, and so does a learner that was loaded.
+    Two runs of the same updates on the same machine give the same bits, and so does a learner that was loaded. On CUDA
+    this holds for half-precision models; the attention of a float32 one adds in an order that varies.
     Entropy is always measured (and logged) at the sampled distribution; it enters the gradient only through a bonus.
     """
 
@@ -102,7 +103,7 @@ class LocalLearner:
         self._by_advantage = zero_advantage_is_enough(objective, regularizer)
         self._attempts = 0
         self._values: ValueReader | None = None
-        self.budget = Budget(config.tokens_per_micro_batch)
+        self.budget = Budget(config.tokens_per_micro_batch, model.free_decoding)
 
     def _take_charge(self, dtype: torch.dtype | None, given: CausalModel | None) -> MasterAdamW:
         """Return the optimizer of `model`; the reference is set where there is one, of the model `given` for it."""
@@ -182,7 +183,7 @@ class LocalLearner:
             self._values.head.zero_grad()  # of an attempt that ran out of memory
         with sparse_embeddings(self.model.module) as settle:
             for micro in micro_batches(rows, tokens) if rows is not None else ():
-                loss += self._backward(micro.to(device), metrics)
+                loss += self._backward(micro, metrics)
                 settle()
         return Accumulated(loss, metrics)
 
@@ -192,11 +193,13 @@ class LocalLearner:
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _loss(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
+    def _loss(self, rows: TrainBatch, metrics: Metrics) -> Tensor:
         """Return the micro-batch's loss `()`, differentiable; its statistics are added to `metrics`."""
+        micro = rows.to(module_device(self.model.module))
+        rows = rows.having(ref_hidden=micro.ref_hidden)  # else the model reads the host's, without waiting for a device
         head = self.reference.head() if self.reference is not None else None
-        read = None if self._values is None else partial(self._values.read, micro=micro)
-        stats = token_stats(self.model, micro, self._needs, self._temperature, head, observe=OBSERVED, read=read)
+        read = None if self._values is None else partial(self._values.read, micro=rows)
+        stats = token_stats(self.model, rows, self._needs, self._temperature, head, observe=OBSERVED, read=read)
         token = objective_loss(self.objective, stats, micro) + self.regularizer(stats, micro)
         loss: Tensor = token.weighted(micro)
         for key, values in token.stats.items():

@@ -48,7 +48,7 @@ class OwnCritic:
         settings = actor.config
         self.optimizer = MasterAdamW(self._network, None, **settings.adamw, has_base=policy.adapter is not None)
         self._rate, self._max_norm, self._loss = learning_rate, settings.max_grad_norm, loss
-        self.budget = Budget(settings.tokens_per_micro_batch)
+        self.budget = Budget(settings.tokens_per_micro_batch, policy.free_decoding)
         self.reader = ValueReader(model, self._network.head, self.budget)
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:

@@ -9,7 +9,8 @@ from torch.nn.functional import pad
 from oncurve.batching import micro_batches
 from oncurve.learner.budget import Budget
 from oncurve.models import CausalModel, module_device
-from oncurve.types import TrainBatch
+from oncurve.ops import in_rows
+from oncurve.types import TrainBatch, sent
 
 
 def blank_head(model: CausalModel) -> nn.Linear:
@@ -40,8 +41,8 @@ class ValueReader:
     def read(self, hidden: Tensor, micro: TrainBatch) -> Tensor:
         """Return the same from the hidden states `(N, H)` that predict the micro-batch's tokens."""
         column = self.head(hidden.to(next(self.head.parameters()).dtype)).squeeze(1)
-        exists = micro.existing().to(hidden.device)
-        return torch.zeros(exists.shape, dtype=column.dtype, device=column.device).masked_scatter(exists, column)
+        (slots,) = sent([micro.slots()], hidden.device)
+        return in_rows(column, slots, (micro.size, micro.completion_ids.shape[1]))
 
     def fill(self, batch: TrainBatch) -> TrainBatch:
         """Return the batch with `values (B, T)` and `bootstrap_values (B,)`, without a gradient.

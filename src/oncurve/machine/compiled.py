@@ -31,18 +31,26 @@ def allow_many_forms() -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _FORMS)
 
 
+def on_gpu(device: torch.device) -> bool:
+    """Return whether functions are compiled for tensors of `device`."""
+    return device.type == "cuda"
+
+
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Return `function`, compiled for all sizes when its first argument is on a CUDA device."""
+    """Return `function`, compiled for all sizes when its first argument is on a CUDA device.
+
+    Kernels are chosen by rule, not by a measurement, which would let the order of a sum differ between two processes.
+    """
     ready: list[Callable[..., Any]] = []
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         first = args[0]
-        if not (isinstance(first, Tensor) and first.device.type == "cuda"):
+        if not (isinstance(first, Tensor) and on_gpu(first.device)):
             return function(*args, **kwargs)
         if not ready:
             allow_many_forms()
-            ready.append(torch.compile(function, dynamic=True))
+            ready.append(torch.compile(function, dynamic=True, options={"deterministic": True}))
         try:
             result: R = ready[0](*args, **kwargs)
         except torch.OutOfMemoryError:

@@ -7,10 +7,14 @@ which shows whether two processes compute the same bits, whatever the cause.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -29,6 +33,8 @@ LIBRARY_SETTINGS = (
 )
 """Environment variables that choose the kernels of torch, MKL, oneDNN and OpenBLAS."""
 
+DRIVER = Path("/proc/driver/nvidia/version")
+
 _SHAPES = ((1, 64, 200), (7, 32, 61), (128, 192, 160))  # a vector, odd sizes, sizes that several threads share
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -46,6 +52,22 @@ def processor() -> str:
         return platform.processor() or platform.machine()
     capabilities = sorted(name for name, value in found.items() if value is True)
     return " ".join([str(found.get("cpu_name", platform.machine())), *capabilities])
+
+
+def gpu_versions(device: str) -> dict[str, str | None]:
+    """Return the versions of driver, CUDA and Triton, on which a GPU's kernels depend; None where there is none.
+
+    `device`: the type of the one that computes; on another than CUDA all are None.
+    """
+    found: dict[str, str | None] = dict.fromkeys(("driver", "cuda", "triton"))
+    if device != "cuda":
+        return found
+    with contextlib.suppress(OSError):
+        written = re.search(r"\d+\.[\d.]+", DRIVER.read_text(encoding="ascii", errors="replace"))
+        found["driver"] = written and written[0]
+    with contextlib.suppress(PackageNotFoundError):
+        found["triton"] = version("triton")
+    return found | {"cuda": torch.version.cuda}
 
 
 def digest_of_sample_results() -> str:

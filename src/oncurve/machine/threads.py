@@ -1,4 +1,4 @@
-"""Preparing the process for computing: its heap, its threads, and the watch over the processors."""
+"""Preparing the process for computing: its heap, its threads, its GPUs, and the watch over the processors."""
 
 from __future__ import annotations
 
@@ -22,9 +22,19 @@ def prepare_process(threads: int | None) -> None:
     Results depend on the number of threads alone.
     """
     keep_freed_memory()
+    sum_exactly_on_gpus()
     if threads is not None:
         torch.set_num_threads(threads)
     contention.watch(torch.get_num_threads())
+
+
+def sum_exactly_on_gpus() -> None:
+    """Let the products of a GPU add in float32 throughout.
+
+    By default a long sum of bfloat16 products may be cut into pieces, whose sums are rounded to bfloat16. Where it is
+    cut depends on the shape, so sampler and learner would differ by that.
+    """
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def keep_freed_memory() -> bool:

@@ -1,7 +1,7 @@
 """The choice of a computation's form by its device. No other file decides it.
 
     CPU     attention on padded rows, decoding by cohorts of rows      `packed_rows`, `host_loop`
-    CUDA    FlexAttention, decoding in CUDA graphs                     `flex`, `graph_loop`
+    CUDA    attention by flash kernels, decoding in CUDA graphs        `flash`, `graph_loop`
 
 The CUDA forms run on a CPU too, where the tests compare them with the others.
 """
@@ -9,22 +9,17 @@ The CUDA forms run on a CPU too, where the tests compare them with the others.
 from __future__ import annotations
 
 import torch
-from torch import nn
 
-from oncurve.models.attention import PackedContext
-from oncurve.models.decode import GraphBuffers, Run, capture_on
+from oncurve.models.attention import FlashContext, PackedContext
+from oncurve.models.decode import GraphBuffers, capture_on
 
 
 def packed_context(device: torch.device) -> type[PackedContext]:
     """Return the attention of the packed training mode."""
-    if device.type != "cuda":
-        return PackedContext
-    from oncurve.models.attention import FlexContext  # FlexAttention is not imported where it is not used
-
-    return FlexContext
+    return FlashContext if device.type == "cuda" else PackedContext
 
 
-def graph_buffers(run: Run, module: nn.Module, device: torch.device) -> GraphBuffers | None:
-    """Return where a model's rows are decoded in graphs; None on devices without."""
+def graph_buffers(device: torch.device) -> GraphBuffers | None:
+    """Return where rows are decoded in graphs; None on devices without."""
     capture = capture_on(device)
-    return None if capture is None else GraphBuffers(run, module, device, capture)
+    return None if capture is None else GraphBuffers(device, capture)

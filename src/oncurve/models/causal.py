@@ -85,6 +85,9 @@ class CausalModel(Protocol):
     def token_loop(self) -> TokenLoop:
         """Return a loop that decodes with the model's weights as they are at each call."""
 
+    def free_decoding(self) -> bool:
+        """Free the memory that decoding keeps from rollout to rollout; return whether there was any."""
+
 
 def module_device(module: nn.Module) -> torch.device:
     """Return where the module's first parameter lives; the CPU if it has none."""
@@ -146,6 +149,9 @@ class StopStrings(Protocol):
         written  (index into `rows`, start) -> the row's tokens from `start` to the newest
         """
 
+    def candidates(self, ids: Tensor) -> Tensor:
+        """Return `(n,)` bool: the tokens `ids (n,)` that may complete a stop string; of the others none does."""
+
 
 @dataclass(frozen=True)
 class DecodeRequest:
@@ -158,7 +164,7 @@ class DecodeRequest:
     eos_ids          any of them ends a row; none: only the limits do
     draw             the sampler
     stop             finds stop strings; None: there are none
-    max_concurrent   at most so many rows are decoded at a time, but never less than a group; None: all
+    max_concurrent   at most so many rows are decoded at a time; None: all
     """
 
     prompts: Sequence[Tensor]
@@ -174,12 +180,6 @@ class DecodeRequest:
     def copies(self) -> int:
         """G, the rows of a group."""
         return self.keys.shape[1]
-
-    @property
-    def groups_at_once(self) -> int:
-        """Return how many groups are decoded at a time."""
-        rows = self.keys.numel()
-        return max(1, min(rows, self.max_concurrent or rows) // self.copies)
 
 
 class TokenLoop(Protocol):

@@ -108,6 +108,10 @@ class GenericModel:
         """Return the loop on the host, which runs whole rows at every step."""
         return HostLoop(self.decoder, module_device(self.module))
 
+    def free_decoding(self) -> bool:
+        """Return False: nothing is kept."""
+        return False
+
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> GenericDecoder:
         """Return a decoder for `copies[g]` >= 1 rows of prompt g of at most `max_new_tokens` tokens."""
         return GenericDecoder(self.module.eval(), prompts, copies, max_new_tokens)

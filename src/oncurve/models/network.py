@@ -21,11 +21,12 @@ from oncurve.models.decode import CachedDecoder, GraphBuffers, GraphLoop, HostLo
 from oncurve.models.head import matrix_of
 from oncurve.models.layers import (
     Block,
-    PrepackedLinear,
+    Joined,
     PrepackedWeights,
     Shared,
     blocks_of,
     check_longest,
+    join,
     keeps_a_wide_residual,
     keeps_nothing,
     longest_row_of,
@@ -58,6 +59,7 @@ class TransformersModel:
         self._head: Any = network.get_output_embeddings()
         self._embedding: Any = network.get_input_embeddings()
         self._buffers: GraphBuffers | None = None
+        self._joined: Joined = {}
         self._blocks: list[Block] = blocks_of(self._body)
         self._shared = self._blocks[0].shared if self._blocks else Shared()
         self._keeps_nothing = keeps_nothing(self._body)
@@ -65,8 +67,9 @@ class TransformersModel:
         self._hooks = narrow_positions(self._body) if self._wide else []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return a copy captures graphs of its own: those of this object read its weights."""
-        return {**vars(self), "_buffers": None}
+        """Return the state of a copy: it shares the buffers for decoding, which are made now if there are none."""
+        self.token_loop()
+        return {**vars(self), "_joined": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In a process that was sent this model, the hook is to be registered, too."""
@@ -110,6 +113,9 @@ class TransformersModel:
             hidden = self._run(ids, positions, context, prepacked)
         return hidden.clone()
 
+    def _products(self) -> dict[nn.Module, list[list[nn.Module]]]:
+        return {block: block.groups() for block in self._blocks}
+
     def _inputs(self, ids: Tensor) -> dict[str, Tensor]:
         if not self._wide or self._embedding.weight.dtype.itemsize >= 4:
             return {"input_ids": ids[None]}
@@ -122,13 +128,8 @@ class TransformersModel:
         check_rows(prompts, group_ids, completion_ids, lengths)
         check_longest(self.module, longest_of(prompts, group_ids, lengths))
         device = module_device(self.module)
-        context = packed_context(device)(
-            [prompt.to(device) for prompt in prompts],
-            group_ids.to(device),
-            completion_ids.to(device),
-            lengths.to(device),
-        )
-        return self._run(context.ids, context.positions, context).index_select(0, context.predictors)
+        context = packed_context(device)(prompts, group_ids, completion_ids, lengths, device)
+        return context.predicting(self._run(context.ids, context.positions, context))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return `(n, H)` -> `(n, V)`, in float32 at least."""
@@ -151,18 +152,25 @@ class TransformersModel:
         """In CUDA graphs on CUDA, whose buffers are kept from rollout to rollout; elsewhere with a cached decoder."""
         device = module_device(self.module)
         if self._buffers is None:
-            self._buffers = graph_buffers(self._run, self.module, device)
+            self._buffers = graph_buffers(device)
         if self._buffers is not None:
-            return GraphLoop(self._buffers, self.raw_logits)
+            self._joined = join(self._products(), self._joined)
+            return GraphLoop(self._buffers, partial(self._run, prepacked=self._joined), self.module, self.raw_logits)
         return HostLoop(self.decoder, device)
+
+    def free_decoding(self) -> bool:
+        """Free cache and graphs, which the next rollout makes again; return whether there were any."""
+        kept = self._buffers is not None and self._buffers.rows > 0
+        if self._buffers is not None:
+            self._buffers.release()
+        return kept
 
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> Decoder:
         """Return a cached decoder after its prefill: `copies[g]` >= 1 rows of prompt g of at most `max_new_tokens`
         tokens.
         """
-        products: dict[nn.Module, list[list[nn.Module]]] = {block: block.groups() for block in self._blocks}
-        prepacked = prepack(products | ({self._head: [[self._head]]} if self._blocks else {}), sum(copies))
-        head: Sequence[PrepackedLinear] = prepacked.get(self._head, ())
+        prepacked = prepack(self._products() | ({self._head: [[self._head]]} if self._blocks else {}), sum(copies))
+        head = prepacked.get(self._head, ())
         return CachedDecoder(
             partial(self._run_apart if self._keeps_nothing else self._run, prepacked=prepacked),
             prompts,

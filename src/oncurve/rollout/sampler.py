@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oncurve.machine.compiled import on_gpu
+
 # Sums of 64 neighbours first, then a search in one block: up to 2 blocks a single cumulative sum is as fast.
 _BLOCK = 64
 
@@ -76,8 +78,8 @@ def _sample_blocks(logits: Tensor, uniforms: Tensor, temperature: float) -> tupl
     chosen block are made again.
     """
     vocabulary = logits.shape[1]
-    highest = logits.amax(1, keepdim=True).to(torch.promote_types(logits.dtype, torch.float32))
-    cumulative = _block_sums(logits, highest, temperature).cumsum(dim=1, dtype=torch.float64)
+    sums, highest = (_sums_on_gpu if on_gpu(logits.device) else _sums_in_cache)(logits, temperature)
+    cumulative = sums.cumsum(dim=1, dtype=torch.float64)
     total = cumulative[:, -1:]
     block, target = _first_above(cumulative, uniforms * total)
     # Never negative: the sum before the first block above the target is not above it.
@@ -90,11 +92,14 @@ def _sample_blocks(logits: Tensor, uniforms: Tensor, temperature: float) -> tupl
     return (block * _BLOCK + member).clamp_(max=vocabulary - 1), logprobs
 
 
-def _block_sums(logits: Tensor, highest: Tensor, temperature: float) -> Tensor:
-    """Return the blocks' sums of weights `(n, ⌈V / 64⌉)`; the last block may be shorter."""
+def _sums_in_cache(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the blocks' sums of weights `(n, ⌈V / 64⌉)`, and the highest logits `(n, 1)`; the last block may be
+    shorter. As many weights are made at a time as stay in a processor's cache.
+    """
     count, vocabulary = logits.shape
+    highest = logits.amax(1, keepdim=True).to(torch.promote_types(logits.dtype, torch.float32))
     blocks = -(-vocabulary // _BLOCK)
-    at_once = count if logits.device.type != "cpu" else min(count, max(1, _AT_ONCE // vocabulary))
+    at_once = min(count, max(1, _AT_ONCE // vocabulary))
     weights = highest.new_empty(at_once, blocks * _BLOCK)
     weights[:, vocabulary:] = 0
     sums = highest.new_empty(count, blocks)
@@ -103,7 +108,18 @@ def _block_sums(logits: Tensor, highest: Tensor, temperature: float) -> Tensor:
         written = weights[: len(rows), :vocabulary].copy_(rows).sub_(highest[start : start + at_once])
         _scale(written, temperature).exp_()
         torch.sum(weights[: len(rows)].view(len(rows), blocks, _BLOCK), 2, out=sums[start : start + at_once])
-    return sums
+    return sums, highest
+
+
+def _sums_on_gpu(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the same from one read of the logits, which writes no weight, where Triton is there."""
+    try:
+        from oncurve.rollout.triton_sums import tops_and_sums
+    except ImportError:
+        return _sums_in_cache(logits, temperature)
+    tops, sums = tops_and_sums(logits, _BLOCK, temperature)
+    highest = tops.amax(1, keepdim=True)
+    return sums * ((tops - highest) / temperature).exp(), highest
 
 
 def _scale(x: Tensor, temperature: float) -> Tensor:

@@ -157,6 +157,7 @@ class StopSearch:
         self._table = table
         self._prompts = prompts
         self._texts: dict[int, GrowingText] = {}
+        self.candidates = table.candidates
 
     def finished(self, rows: Tensor, ids: Tensor, written: Callable[[int, int], list[int]]) -> dict[int, str]:
         """Return rows whose newest token completed a stop string, each with its final text, which ends before the

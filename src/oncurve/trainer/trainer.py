@@ -40,6 +40,7 @@ from oncurve.trainer.watching import (
     StopSignals,
     UntrainedUpdates,
     observe_batch,
+    observe_memory,
     split_advantages,
     summarized,
     timer,
@@ -145,6 +146,7 @@ class Trainer:
             return self.groups.next(self.state, metrics)
         except OncurveError:
             self.write_down(self.groups.unfinished)
+            self.written_down()
             raise
 
     def score(self, groups: Sequence[Group], metrics: Metrics) -> TrainBatch:
@@ -169,16 +171,22 @@ class Trainer:
                 yield minibatch
 
     def record(self, collected: Collected, batch: TrainBatch, metrics: Metrics) -> tuple[Tensor | None, ...]:
-        """Return the advantages of each group, which are recorded before a weight changes."""
+        """Return the advantages of each group; begins to record them, which the updates do not wait for."""
         observe_batch(metrics, batch)
+        observe_memory(metrics, self.config.environment.get("device", "cpu"))
         advantages = split_advantages(batch, collected.groups, collected.usable)
         self.write_down(collected.groups, advantages)
         return advantages
 
     def write_down(self, groups: Sequence[Group], advantages: Sequence[Tensor | None] = ()) -> None:
-        """Write the groups of the next step into the run's directory, if it has one."""
+        """Begin to write the groups of the next step into the run's directory, if it has one."""
         if self.recorder is not None:
             self.recorder.rollouts(self.state.step + 1, groups, advantages or [None] * len(groups))
+
+    def written_down(self) -> None:
+        """Wait until the groups are written."""
+        if self.recorder is not None:
+            self.recorder.finish_rollouts()
 
     def advanced(self, batch: TrainBatch, collected: Collected, updates: Updates, seconds: float) -> TrainerState:
         """Return the state after a step on `batch`."""
@@ -213,8 +221,11 @@ class Trainer:
 
     def finish(self, result: StepResult, now: bool = False) -> None:
         """After a step: record it, write a checkpoint where one is due or wanted `now`, call the observers."""
-        self.write_metrics(result.metrics)
-        self.settle()
+        try:
+            self.written_down()
+        finally:  # whatever the disk refuses of them, a checkpoint may have this step
+            self.write_metrics(result.metrics)
+            self.settle()
         due = self.config.checkpoint_every and result.step % self.config.checkpoint_every == 0
         if now or due or self.state.best_step == result.step or self.refusals.waiting:
             self.refusals.checkpoint(self.save)

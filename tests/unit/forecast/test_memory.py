@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from oncurve.forecast import ModelShape
-from oncurve.forecast.memory import HEAP, Activations, Variant
-from oncurve.forecast.outlook import suggestions
+from oncurve.forecast import MODELS, ModelShape
+from oncurve.forecast.memory import GRAPHS, HEAP, Activations, Variant
+from oncurve.forecast.outlook import NEUTRAL, suggestions
 from oncurve.forecast.shapes import StepWork
 from oncurve.learner.optimizer.update import MasterAdamW
 
@@ -85,6 +85,9 @@ def test_keys_and_values_of_what_is_in_flight() -> None:
     # 6 rows at a time are 2 groups: 2·10 prompt tokens and 6·4 completion tokens, 2·2·1·4·2 = 32 bytes each
     assert Variant(SHAPE, WORK).cache == 32 * (2 * 10 + 6 * 4)
     assert Variant(SHAPE, replace(WORK, rows=1)).cache == 32 * (10 + 3 * 4)
+    # on a GPU they may be of all 4 groups, and a row is alone
+    assert Variant(SHAPE, WORK, on_cpu=False).cache == 32 * (4 * 10 + 6 * 4)
+    assert Variant(SHAPE, replace(WORK, rows=1), on_cpu=False).cache == 32 * (10 + 4)
 
 
 def test_the_peak_by_hand() -> None:
@@ -93,21 +96,30 @@ def test_the_peak_by_hand() -> None:
     found = replace(variant, process=5000).memory(activations)
     state = 5000 + 1952 * 16
     # two passes, so the second starts with all gradients: 4·1952 + 2·100·44 + 10·44 + 1000
-    assert found.phases["training"] == state + 7808 + 8800 + 440 + 1000
+    # keys and values; of each of 6 rows 100 logits of 2 bytes, and of 64 weights a sum of 4 bytes and one of 8
+    decoding = 32 * 64 + 6 * 100 * (2 + 12 / 64) + GRAPHS
+    training = state + 7808 + 8800 + 440 + 1000
+    assert found.phases["training"] == training + decoding
     assert found.phases["export"] == state + 4 * 800
-    assert found.phases["rollout"] == state + 1.25 * 32 * 44 + 3 * 4 * 100 * 6
+    assert found.phases["rollout"] == state + decoding
     assert (found.peak, found.when) == (found.phases["training"], "training")
     # one pass of all four groups: it starts with the head's gradient at most, and ends with all of them
     whole = replace(variant, work=replace(WORK, micro_tokens=1000))
-    assert whole.memory(activations).phases["training"] == 1952 * 16 + 4 * 800 + 2 * 100 * 88 + 10 * 88 + 1000
-    assert whole.memory(Activations(1, 1, 0, 1.0)).phases["training"] == 1952 * 16 + 7808 + 88 + 88
+    room = 1952 * 16 + 4 * 800 + 2 * 100 * 88 + 10 * 88 + 1000
+    assert whole.memory(activations).phases["training"] == room + decoding
+    assert whole.memory(Activations(1, 1, 0, 1.0)).phases["training"] == 1952 * 16 + 7808 + 88 + 88 + decoding
+    # a card without room for both: keys and values take half of what the state leaves, and an update has them freed
+    tight = replace(whole, room=room).memory(activations)
+    assert tight.phases["training"] == room
+    small = replace(whole, room=1952 * 16 + 1000.0).memory(activations)
+    assert small.parts["keys_and_values"] == 500
 
 
 def test_activations_by_hand() -> None:
     work = StepWork(1, 1, 4, (4,))  # keys and values stand once for the prompt and once behind it: (4 + 4)/4 = 2
-    kept = 2 * (4 * 8 + 3 * 8 + 2 * 4 * 2 + 4 * 16)
+    kept = 8 * 8 + 2 * (2 * 8 + 3 * 8 + 2 * 4 * 2 + 2 * 16)
     found = Variant(SHAPE, work).activations()
-    assert (found.token, found.inside, found.heap) == (kept, 2 * (2 * 16 + 4 * 8), HEAP)
+    assert (found.token, found.inside, found.heap) == (kept, 2 * (4 * 16 + 4 * 8), HEAP)
     with_checkpoints = Variant(SHAPE, work, checkpointing=True).activations()
     assert (with_checkpoints.token, with_checkpoints.inside) == (2 * 8, found.inside + kept)
     assert Variant(SHAPE, work, on_cpu=False).activations().heap == 1
@@ -133,6 +145,19 @@ def test_suggestions_say_what_each_saves() -> None:
     assert suggestions(variant, 0, 1.1)[0].peak == pytest.approx(1.1 * found[0].peak)
 
 
+def test_settings_that_change_no_result_are_enough_where_each_alone_lowers_another_phase() -> None:
+    shape = MODELS["qwen2.5-7b"]
+    shape = replace(shape, adapter=shape.low_rank(16))
+    variant = Variant(shape, StepWork(32, 8, 1024, (256,)))
+    smaller = [replace(variant.work, micro_tokens=2112), replace(variant.work, rows=64)]
+    peaks = [replace(variant, work=work).memory().peak for work in smaller]
+    room = 0.99 * min(peaks)
+    together = suggestions(variant, room)[-1]
+    assert {each.partition("=")[0] for each in together.settings.split()} <= {*NEUTRAL}
+    assert len(together.settings.split()) > 1
+    assert together.peak <= room
+
+
 def test_with_an_adapter_only_its_parameters_are_trained_by_hand() -> None:
     # rank 2 on the 7 layers of each of 2: 2·2·(7·8 + 2·(8 + 4) + 3·16) = 4·128
     assert SHAPE.low_rank(2) == 512
@@ -142,7 +167,8 @@ def test_with_an_adapter_only_its_parameters_are_trained_by_hand() -> None:
     variant = Variant(adapted, WORK, on_cpu=False)
     found = replace(variant, process=5000).memory(activations)
     state = 5000 + 1952 * 2 + 512 * 14
-    assert found.phases["training"] == state + 4 * 512 + 8800 + 440 + 1000
+    decoding = found.phases["rollout"] - state
+    assert found.phases["training"] == state + 4 * 512 + 8800 + 440 + 1000 + decoding
     assert found.parts["parameters"] == 1952 * 2 + 512 * 6
     assert (found.parts["optimizer"], found.parts["gradients"], found.parts["reference"]) == (512 * 8, 512 * 4, 0)
     # a frozen copy of the adapter, and a critic with an adapter of its own: 2 and 14 bytes a parameter of it
@@ -150,7 +176,7 @@ def test_with_an_adapter_only_its_parameters_are_trained_by_hand() -> None:
     assert (both.parts["reference"], both.parts["critic"]) == (512 * 2, 512 * 14)
     # one pass begins without a gradient: embedding and head are frozen
     alone = replace(variant, work=replace(WORK, micro_tokens=1000)).memory(activations)
-    assert alone.phases["training"] == 1952 * 2 + 512 * 14 + 2 * 100 * 88 + 10 * 88 + 1000
+    assert alone.phases["training"] == 1952 * 2 + 512 * 14 + 2 * 100 * 88 + 10 * 88 + 1000 + decoding
 
 
 def test_a_quantised_base_takes_4_bits_and_the_scales_of_its_blocks_by_hand() -> None:

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from oncurve.batching import collate, shards
 from oncurve.cluster.ranks import GradientShards
 from oncurve.config import load_config
 from oncurve.learner import LearnerConfig, LocalLearner
+from oncurve.learner.budget import Budget
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models.generic import GenericModel
 from oncurve.models.loading.weights import loaded_from
@@ -259,6 +261,28 @@ def test_the_update_is_done_again_from_its_start_and_is_the_same(monkeypatch: py
     small.passes.clear()
     assert "optim/out_of_memory" not in learner.accumulate(batch).metrics.result()
     assert max(small.passes) <= 20
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_decoding_gives_back_its_memory_before_a_pass_is_halved(monkeypatch: pytest.MonkeyPatch, enough: bool) -> None:
+    learner = make_learner()
+    batch, model = finished(learner, GROUPS), learner.weights().local()
+    small, kept = Small(learner, 1000 if enough else 20, monkeypatch), [True]
+    inner = model.completion_hidden
+
+    def completion_hidden(*inputs: Any) -> Tensor:
+        if kept:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return inner(*inputs)
+
+    monkeypatch.setattr(model, "completion_hidden", completion_hidden)
+    learner.budget = Budget(16384, lambda: bool(kept) and kept.pop())
+    assert ("optim/out_of_memory" in learner.accumulate(batch).metrics.result()) != enough
+    assert (learner.budget.halved == 0) == enough
+    kept.append(True)  # another rollout
+    small.passes.clear()
+    assert "optim/out_of_memory" not in learner.accumulate(batch).metrics.result()
+    assert not kept
 
 
 def test_an_embedding_is_sparse_within_an_update_only() -> None:

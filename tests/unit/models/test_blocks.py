@@ -16,6 +16,7 @@ from transformers import (
     PhiForCausalLM,
 )
 
+from fakes.adapted import trained_adapter
 from fakes.architectures import (
     ARCHITECTURES,
     RAGGED,
@@ -30,11 +31,12 @@ from fakes.architectures import (
     token_rows,
 )
 from fakes.tiny_policy import TinyLM
+from fakes.tolerance import assert_close
 from oncurve.base.errors import ConfigError
 from oncurve.learner import LearnerConfig
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models import GenericModel, TransformersModel
-from oncurve.models.layers import prepacked_weights as packing
+from oncurve.models.layers import elementwise, prepacked_weights as packing, rms_norm
 from oncurve.models.layers.activation_checkpointing import recompute_layers
 from oncurve.models.layers.blocks import blocks_of, replace_blocks
 from oncurve.models.layers.prepacked_weights import PrepackedLinear
@@ -162,6 +164,89 @@ def test_the_bits_stay_as_they_were(name, dtype):
     before = module(UNIFORM.completion_ids).logits
     replace_norms(module)
     assert torch.equal(module(UNIFORM.completion_ids).logits, before)
+
+
+def bits_of(function, *inputs):
+    """The value of a function and its gradients, for inputs that are the same each time."""
+    leaves = [each.clone().requires_grad_() for each in inputs]
+    value = function(*leaves)
+    wave = torch.cos(torch.arange(value.numel())).view_as(value).to(value.dtype)
+    return [value, *torch.autograd.grad(value, leaves, wave)]
+
+
+def linear_of_both(x, *matrices):
+    return torch.cat([nn.functional.linear(x, matrix) for matrix in matrices], -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_backward_passes_of_our_own_have_the_bits_of_autograd(dtype):
+    torch.manual_seed(0)
+    gate, up = torch.randn(2, 37, 48).to(dtype)
+    matrix, heads, *tables = (torch.randn(shape).to(dtype) for shape in ((24, 48), (37, 3, 8), (37, 1, 8), (37, 1, 8)))
+    silu = nn.functional.silu
+    cases = [
+        (
+            lambda g, u, w, a: torch.cat(elementwise.gated_products(g, u, [w, a]), -1),
+            lambda g, u, w, a: linear_of_both(silu(g) * u, w, a),
+            (gate, up, matrix, matrix[:5] + 1),
+        ),
+        (elementwise.gated_product, lambda g, u: silu(g) * u, (gate, up)),
+        (
+            lambda x: elementwise.rotated(x, tuple(tables)),
+            lambda x: x * tables[0] + x.roll(4, -1) * tables[1],
+            (heads,),
+        ),
+    ]
+    for own, plain, inputs in cases:
+        assert all(map(torch.equal, bits_of(own, *inputs), bits_of(plain, *inputs)))
+        with torch.no_grad():
+            assert torch.equal(own(*inputs), plain(*inputs))
+
+
+@pytest.mark.parametrize(("name", "kept"), [("llama", 2), ("lora", 2), ("gemma", 4)])
+def test_a_gated_mlp_keeps_its_input_gate_and_up(name, kept):
+    config = GemmaConfig(**HEADED) if name == "gemma" else LlamaConfig(**SHAPE)
+    module = (GemmaForCausalLM if name == "gemma" else LlamaForCausalLM)(config).eval()
+    if name == "lora":
+        trained_adapter(module)
+    replace_blocks(module)
+    mlp, tokens = module.model.layers[0].mlp, 50
+    own = {parameter.data_ptr() for parameter in mlp.parameters()}
+    stored = {}
+    x = torch.randn(1, tokens, config.hidden_size, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: stored.setdefault(tensor.untyped_storage().data_ptr(), tensor), lambda tensor: tensor
+    ):
+        mlp(x)
+    numbers = sum(tensor.numel() for address, tensor in stored.items() if address not in own)
+    wanted, low_rank = tokens * (config.hidden_size + kept * config.intermediate_size), 12 * tokens
+    assert wanted <= numbers <= wanted + (low_rank if name == "lora" else 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weight", "shape"),
+    [
+        (torch.float64, torch.float64, (2, 9, 24)),
+        (torch.float32, torch.float32, (7, 3, 24)),
+        (torch.float32, torch.bfloat16, (1, 600, 512)),
+        (torch.bfloat16, torch.bfloat16, (40, 24)),
+    ],
+    ids=str,
+)
+def test_a_gpus_norm_has_the_value_and_gradients_of_the_cpus(dtype, weight, shape):
+    torch.manual_seed(0)
+    x, grad = torch.randn(shape).to(dtype), torch.randn(shape).to(weight)
+    scale = torch.randn(shape[-1]).to(weight).requires_grad_()
+    leaf = x.clone().requires_grad_()
+    wanted = rms_norm._RMSNorm.apply(leaf, scale, 1e-5)
+    normed, inverse = rms_norm._normed(x, scale, 1e-5)
+    assert normed.dtype == wanted.dtype
+    assert_close(normed, wanted)
+    by_x, by_weight = rms_norm._differentiated(x, grad, scale, inverse, True)
+    for found, right in zip((by_x, by_weight), torch.autograd.grad(wanted, (leaf, scale), grad), strict=True):
+        assert_close(found, right, weight)
+    assert by_x.dtype == dtype
+    assert rms_norm._differentiated(x, grad, scale, inverse, False)[1] is None
 
 
 def test_the_sum_of_many_layers_is_kept_in_float32_where_weights_are_bf16():

@@ -26,7 +26,8 @@ from fakes.recorder import record
 from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import ModelError
 from oncurve.models import GenericModel, TransformersModel, wrap
-from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop
+from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop, graph_buffers
+from oncurve.models.decode.prefill import prefill
 from oracles.plain_forward import next_logits, plain_logits
 
 _SHAPE = SHAPE | {"head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -162,17 +163,21 @@ def test_a_module_that_changes_its_own_weights_is_refused():
         wrap(Drifting())
 
 
-def broken_prefix_weights(before, own, *others):
-    own = torch.softmax(own.float(), -1).to(own.dtype)
-    return torch.zeros_like(before), own
+def forgotten_prompts(self, prompts, pages):
+    return prefill(self._run, prompts, self.device)[0]
+
+
+def later_positions(*given, correctly=graph_buffers._advance):
+    progress, positions, *others = correctly(*given)
+    return progress, positions + 9, *others
 
 
 PARTS = {
     "host: the prefix": ("decode.batched_cache.merge_softmax", lambda one, lse, other, other_lse: other),
     "host: prepacked weights": ("layers.prepacked_weights.PrepackedLinear.__call__", lambda self, x: x @ x.new_ones(1)),
     "host: dropped rows": ("decode.cached_decoder.CachedDecoder.keep", lambda self, rows: None),
-    "graphs: the prefix": ("decode.static_cache._weights", broken_prefix_weights),
-    "graphs: positions": ("decode.static_cache.StaticCache.positions", lambda self, slots: self.steps[: slots * 2] + 9),
+    "graphs: the prefix": ("decode.graph_buffers.GraphBuffers.insert", forgotten_prompts),
+    "graphs: positions": ("decode.graph_buffers._advance", later_positions),
 }
 
 
@@ -181,7 +186,7 @@ PARTS = {
 def test_the_probe_runs_the_loop_that_rollout_runs(part, where, monkeypatch):
     """A fault in any part of the loop is found where the loop is used, and only there."""
     if where == "graphs":
-        buffers = lambda run, module, device: GraphBuffers(run, module, device, record)  # noqa: E731
+        buffers = lambda device: GraphBuffers(device, record)  # noqa: E731
         monkeypatch.setattr("oncurve.models.network.graph_buffers", buffers)
     if part is not None:
         name, fault = PARTS[part]

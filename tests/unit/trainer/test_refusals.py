@@ -8,7 +8,9 @@ import logging
 import os
 import random
 import re
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,45 @@ def test_a_disk_that_is_full_for_random_steps_changes_no_number(tmp_path: Path, 
         files[1].path(step).read_bytes() for step in range(1, STEPS + 1)
     ]
     assert not list((tmp_path / "out").rglob(".tmp-*"))
+
+
+def test_updates_do_not_wait_for_the_groups_to_be_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, updated, content = make_loop(tmp_path, steps=1), threading.Event(), module._content
+
+    def slow_content(*arguments: Any) -> bytes:
+        assert updated.wait(60)
+        return content(*arguments)
+
+    monkeypatch.setattr(module, "_content", slow_content)
+    update = loop.learner.update
+    loop.learner.update = lambda batch: (update(batch), updated.set())[0]
+    loop.train()
+    assert RolloutFiles(tmp_path).steps() == (1,)
+
+
+@pytest.mark.parametrize("fails", ["update", "write"])
+def test_a_step_that_fails_has_its_groups_and_no_finished_step_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    loop = make_loop(tmp_path, steps=STEPS)
+    loop.config = replace(loop.config, checkpoint_every=0)
+    finished, error = [], durable.StorageError("this is read-only")
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    def on_step(result: Any) -> None:
+        finished.append(result.step)
+        if result.step == 2:
+            owner, name = (loop.learner, "update") if fails == "update" else (RolloutFiles, "write")
+            monkeypatch.setattr(owner, name, fail)
+
+    loop.observers = (on_step,)
+    with pytest.raises(durable.StorageError, match="this is read-only"):
+        loop.train()
+    loop.recorder.close()
+    assert RolloutFiles(tmp_path).steps() == ((1, 2, 3) if fails == "update" else (1, 2))
+    assert loop.checkpoints.newest == (2 if fails == "update" else 3)
 
 
 def test_a_disk_that_stays_full_is_an_error_at_the_end_and_the_last_checkpoint_is_whole(

@@ -161,9 +161,9 @@ class ShardLearner(LocalLearner):
         with self._head_of_reference():
             for micro, counts in part.micro_batches(self.budget.tokens):
                 if counts and part.counts:
-                    loss += self._backward(micro.to(self._device), metrics)
+                    loss += self._backward(micro, metrics)
                 else:
-                    self._backward(_weightless(micro).to(self._device), Metrics())
+                    self._backward(_weightless(micro), Metrics())
         for name, number in self._numbers.items():
             parameter = self._policy.parameters[name]
             gradient, parameter.grad = parameter.grad, None
@@ -250,7 +250,7 @@ class ShardLearner(LocalLearner):
         """Return what `compute` finds in each of this rank's micro-batches."""
         pieces = []
         for micro, own in part.micro_batches(self.budget.tokens):
-            computed = divided.run(compute, micro.to(self._device))
+            computed = divided.run(compute, micro)
             pieces += [computed] if own else []
         divided.reshard()
         return pieces

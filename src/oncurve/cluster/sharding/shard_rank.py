@@ -13,7 +13,7 @@ from oncurve.cluster.sharding.connection import join, leave
 from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner
 from oncurve.durable import StorageError
 from oncurve.learner import Accumulated
-from oncurve.machine.threads import return_freed_memory
+from oncurve.machine.threads import return_freed_memory, sum_exactly_on_gpus
 from oncurve.parallel import LostRankError, Meeting
 from oncurve.processes.fleets import CPU
 
@@ -32,6 +32,7 @@ class ShardRank:
     def begin(self) -> None:
         """Called once in the rank's own process."""
         return_freed_memory()
+        sum_exactly_on_gpus()
         torch.set_num_threads(self._threads)
 
     def join(self, rank: int, size: int, meeting: Meeting) -> None:

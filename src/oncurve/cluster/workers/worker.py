@@ -12,7 +12,7 @@ from oncurve.base.errors import OncurveError
 from oncurve.cluster.workers.broadcast import Invitation, Receiver
 from oncurve.cluster.workers.queue import Lost
 from oncurve.cluster.workers.weights import digest_of, take
-from oncurve.machine.threads import keep_freed_memory
+from oncurve.machine.threads import keep_freed_memory, sum_exactly_on_gpus
 from oncurve.models import CausalModel, LocalWeights
 from oncurve.processes.fleets import CPU
 from oncurve.rollout import RolloutEngine, Sampling
@@ -41,6 +41,7 @@ class Worker:
     def begin(self) -> None:
         """Called once in the worker's own process."""
         keep_freed_memory()
+        sum_exactly_on_gpus()
         torch.set_num_threads(self._threads)
         self.model.module.to(self._device)
 

@@ -1,6 +1,6 @@
 """Attention over packed rows: the hook in transformers, the kernels, and how partial softmaxes are merged."""
 
-from oncurve.models.attention.flex import FlexContext as FlexContext
+from oncurve.models.attention.flash import FlashContext as FlashContext
 from oncurve.models.attention.hook import (
     AttentionContext as AttentionContext,
     register as register,

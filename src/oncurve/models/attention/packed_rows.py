@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.models.attention.cpu_kernel import fits, rows_attention
+from oncurve.types import sent
 
 
 class _Scatter(torch.autograd.Function):
@@ -142,22 +143,39 @@ class PromptAttention:
 class PackedContext:
     """Attention of the packed training mode, and the plan of its flat row of tokens.
 
-    ids, positions (N,)   what the model is run on
+    ids, positions (N,)   what the model is run on, on `device`
     predictors     (N',)  which of the N hidden states predict each completion token, rows one after another
+
+    The plan is made on the host and sent in one copy, so that a device is not waited for.
     """
 
-    def __init__(self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor) -> None:
-        device = completion_ids.device
-        self._groups = group_ids
+    def __init__(
+        self,
+        prompts: Sequence[Tensor],
+        group_ids: Tensor,
+        completion_ids: Tensor,
+        lengths: Tensor,
+        device: torch.device,
+    ) -> None:
+        self._groups, completion_ids, lengths = group_ids.cpu(), completion_ids.cpu(), lengths.cpu()
         # A completion's last token predicts nothing, so it is not run.
-        self._prompts = RowLayout(torch.tensor([prompt.shape[0] for prompt in prompts], device=device))
+        self._prompts = RowLayout(torch.tensor([prompt.shape[0] for prompt in prompts]))
         self._completions = RowLayout((lengths - 1).clamp(min=0))
         self._prompt_attention = PromptAttention(self._prompts)
         self._prompt_tokens = int(self._prompts.lengths.sum())
-        self._copies = _equal_copies(group_ids, self._prompts.count)
+        self._copies = _equal_copies(self._groups, self._prompts.count)
         self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
-        self.ids, self.positions = self._layout(prompts, completion_ids)
+        self.ids, self.positions = self._layout([prompt.cpu() for prompt in prompts], completion_ids)
         self.predictors = self._find_predictors(completion_ids.shape[1], lengths)
+        parts = self._parts()
+        tables = [(vars(part), name) for part in parts for name, value in vars(part).items() if torch.is_tensor(value)]
+        arrived = sent([attributes[name] for attributes, name in tables], device)
+        for (attributes, name), table in zip(tables, arrived, strict=True):
+            attributes[name] = table
+
+    def _parts(self) -> list[object]:
+        """Return the objects whose tensors are sent to the device."""
+        return [self, self._prompts, self._completions]
 
     def _layout(self, prompts: Sequence[Tensor], completion_ids: Tensor) -> tuple[Tensor, Tensor]:
         rows, steps = self._completions.row_of_token(), self._completions.positions()
@@ -171,6 +189,10 @@ class PackedContext:
         steps = torch.arange(width, device=lengths.device)[None, :]
         table = torch.where(steps == 0, prompt_ends[self._groups][:, None], starts[:, None] + steps - 1)
         return table[steps < lengths[:, None]]
+
+    def predicting(self, hidden: Tensor) -> Tensor:
+        """Return the hidden states that predict each completion token: of all tokens `(N, H)` -> `(N', H)`."""
+        return hidden.index_select(0, self.predictors)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None

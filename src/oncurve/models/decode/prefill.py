@@ -1,7 +1,7 @@
 """Prefill: prompts once each, in pieces of bounded size; every layer's keys and values are kept.
 
-A piece is whole prompts of similar length, at most `PIECE_TOKENS` of them counted as padded for attention, or a stretch
-of a longer prompt, which attends to the earlier stretches in what is kept.
+A piece is whole prompts of similar length, of at most so many tokens as attention pads them, or a stretch of a longer
+prompt, which attends to the earlier stretches in what is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oncurve.models.attention import AttentionContext, PromptAttention, RowLayou
 Run = Callable[[Tensor, Tensor, AttentionContext], Tensor]
 """`(ids (N,), positions (N,), context) -> hidden (N, H)`: the model's body."""
 
-# Enough for matrix products at full speed; beyond it a piece only takes more memory.
+# Enough for matrix products at full speed on a CPU; beyond it a piece only takes more memory.
 PIECE_TOKENS = 4096
 
 
@@ -115,12 +115,17 @@ class _Piece:
     end: int | None = None
 
 
-def prefill(run: Run, prompts: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Prefixes]:
-    """Return the hidden states `(M, H)` of the prompts' last tokens, and what is kept of the prompts."""
+def prefill(
+    run: Run, prompts: Sequence[Tensor], device: torch.device, at_once: int | None = None
+) -> tuple[Tensor, Prefixes]:
+    """Return the hidden states `(M, H)` of the prompts' last tokens, and what is kept of the prompts.
+
+    at_once   the most tokens of a piece; None: `PIECE_TOKENS`
+    """
     counts = [prompt.shape[0] for prompt in prompts]
     prefixes = Prefixes(torch.tensor(counts, device=device))
     last: dict[int, Tensor] = {}
-    for piece in _pieces(counts):
+    for piece in _pieces(counts, at_once or PIECE_TOKENS):
         if piece.end is None:
             chosen = torch.tensor(piece.prompts, device=device)
             whole = PrefillContext(prefixes, chosen)
@@ -136,15 +141,15 @@ def prefill(run: Run, prompts: Sequence[Tensor], device: torch.device) -> tuple[
     return torch.stack([last[index] for index in range(len(prompts))]), prefixes
 
 
-def _pieces(counts: Sequence[int]) -> Iterator[_Piece]:
+def _pieces(counts: Sequence[int], most: int) -> Iterator[_Piece]:
     """Return all prompts by piece, from the longest on, so that those of a piece are about equally long."""
     gathered: list[int] = []
     for index in sorted(range(len(counts)), key=lambda index: -counts[index]):
-        if counts[index] > PIECE_TOKENS:
-            for start in range(0, counts[index], PIECE_TOKENS):
-                yield _Piece([index], start, min(start + PIECE_TOKENS, counts[index]))
+        if counts[index] > most:
+            for start in range(0, counts[index], most):
+                yield _Piece([index], start, min(start + most, counts[index]))
             continue
-        if gathered and (len(gathered) + 1) * counts[gathered[0]] > PIECE_TOKENS:
+        if gathered and (len(gathered) + 1) * counts[gathered[0]] > most:
             yield _Piece(gathered)
             gathered = []
         gathered.append(index)

@@ -169,7 +169,9 @@ class _LinearLogprobs(torch.autograd.Function):
             gradient = work[: logits.numel()].view(logits.shape)
             for rows in _slices(logits):
                 terms = None if slopes is None else slopes[rows]
-                gradient[rows] = _gradient(logits[rows], total[rows, None], ctx.temperature, terms)
+                given = logits[rows]
+                made = gradient[rows] if kept else given  # for the compiler one tensor, not two views of it
+                _gradient(given, made, total[rows, None], ctx.temperature, terms)
             _write(gradient, rise, *_place(ids, first, last))
             if by_hidden is not None:
                 _add_product(by_hidden, gradient, matrix)
@@ -196,18 +198,18 @@ def _moments(logits: Tensor, temperature: float, with_mean: bool) -> tuple[Tenso
 
 
 @compiled
-def _gradient(logits: Tensor, total: Tensor, temperature: float, slopes: Tensor | None) -> Tensor:
-    """Return rows of the gradient in z = `logits (n, v)` / τ as if no token had been chosen, in the dtype of the
-    logits.
+def _gradient(logits: Tensor, out: Tensor, total: Tensor, temperature: float, slopes: Tensor | None) -> None:
+    """Write to `out` the gradient in z = `logits (n, v)` / τ as if no token had been chosen; it may be `logits`.
 
     `π`, or with `slopes (n, 3)` = f, s, H of each row `f π + s π (log π + H)`: -s is the gradient of the entropy H.
     """
     scaled = logits.to(_exact(logits))
     logprobs = (scaled if temperature == 1 else scaled / temperature) - total
     if slopes is None:
-        return logprobs.exp_().to(logits.dtype)
+        out.copy_(logprobs.exp_())
+        return
     factor, slope, entropy = slopes[:, 0:1], slopes[:, 1:2], slopes[:, 2:3]
-    return (logprobs.exp() * (factor + slope * (logprobs + entropy))).to(logits.dtype)
+    out.copy_(logprobs.exp() * (factor + slope * (logprobs + entropy)))
 
 
 def _exact(x: Tensor) -> torch.dtype:

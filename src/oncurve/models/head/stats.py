@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from oncurve.kl import full_kl_from_logits
 from oncurve.models.causal import CausalModel, Head
 from oncurve.models.head.linear_logprobs import linear_logprobs
-from oncurve.ops import entropy, entropy_of_logprobs, token_logprobs_and_table
-from oncurve.types import TokenStats, TrainBatch
+from oncurve.ops import entropy, entropy_of_logprobs, in_rows, token_logprobs_and_table
+from oncurve.types import TokenStats, TrainBatch, sent
 
 CHUNK_BYTES = 24 * 2**20
 """The float32 logits of one chunk on the CPU. From 32 MiB on, glibc returns a freed temporary to the system, and every
@@ -84,25 +84,24 @@ def token_stats(
         raise ValueError("the full KL needs the reference's hidden states: batch.ref_hidden and ref_head")
     hidden = model.completion_hidden(batch.prompts, batch.group_ids, batch.completion_ids, batch.lengths)
     values = None if read is None else read(hidden)
-    exists = batch.existing().to(hidden.device)
-    ids = batch.completion_ids.to(hidden.device)[exists]
+    places = batch.slots()
+    slots, ids = sent([places, batch.completion_ids.flatten()[places]], hidden.device)
+    shape = batch.size, batch.completion_ids.shape[1]
     matrix = model.head_matrix() if "full_kl" not in needs and chunk_tokens is None else None
     if matrix is not None:
-        return _as_stats(exists, _fused(hidden, matrix, ids, temperature, needs, observe), values)
+        return _as_stats(slots, shape, _fused(hidden, matrix, ids, temperature, needs, observe), values)
     ref_hidden = batch.ref_hidden if "full_kl" in needs else None
     columns = [name for name in ("entropy", "full_kl") if name in needs | observe]
     measure = _Measure(model.logits, needs, tuple(columns), temperature, ref_head)
     size, kept = (chunk_tokens, chunk_tokens) if chunk_tokens is not None else _sizes(model, hidden)
     forget = torch.is_grad_enabled() and hidden.shape[0] > kept
     measured = _in_chunks(measure, hidden, ids, ref_hidden, size, forget)
-    return _as_stats(exists, dict(zip(["logprobs", *columns], measured, strict=True)), values)
+    return _as_stats(slots, shape, dict(zip(["logprobs", *columns], measured, strict=True)), values)
 
 
-def _as_stats(exists: Tensor, columns: dict[str, Tensor], values: Tensor | None) -> TokenStats:
+def _as_stats(slots: Tensor, shape: tuple[int, int], columns: dict[str, Tensor], values: Tensor | None) -> TokenStats:
     """Return columns `(N,)` as stats `(b, T)`, 0 where no token exists."""
-    empty = {name: torch.zeros(exists.shape, dtype=c.dtype, device=c.device) for name, c in columns.items()}
-    stats = {name: empty[name].masked_scatter(exists, column) for name, column in columns.items()}
-    return TokenStats(**stats, values=values)
+    return TokenStats(**{name: in_rows(column, slots, shape) for name, column in columns.items()}, values=values)
 
 
 def _fused(

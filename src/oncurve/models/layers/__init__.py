@@ -9,6 +9,7 @@ from oncurve.models.layers.blocks import (
     keeps_nothing as keeps_nothing,
     replace_blocks as replace_blocks,
 )
+from oncurve.models.layers.joined_weights import Joined as Joined, join as join
 from oncurve.models.layers.lengths import (
     check_longest as check_longest,
     longest_row_of as longest_row_of,
@@ -16,7 +17,6 @@ from oncurve.models.layers.lengths import (
     stated_positions as stated_positions,
 )
 from oncurve.models.layers.prepacked_weights import (
-    PrepackedLinear as PrepackedLinear,
     PrepackedWeights as PrepackedWeights,
     prepack as prepack,
     prepacked_bytes as prepacked_bytes,

@@ -22,14 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
-from oncurve.models.adapters import base_of, products
+from oncurve.models.adapters import base_of, low_rank_of, products
 from oncurve.models.attention import AttentionContext, register, switched
+from oncurve.models.head import matrix_of
+from oncurve.models.layers.elementwise import Rotation, gated_product, gated_products, rotated
 from oncurve.models.layers.prepacked_weights import PrepackedWeights
 
 _CONSTANT_ROTATIONS = ("default", "linear", "llama3", "yarn")
-
-Rotation = tuple[Tensor, Tensor]
-"""`(N, 1, d)` cosines, and sines whose first half is negative: factors of a head, and of the head rolled by d/2."""
 
 
 class Shared:
@@ -104,13 +103,13 @@ class _Attention(Block):
             joined = products.view(len(x), -1, self.size)
             if not self._norms:
                 both, value = torch.split(joined, [sum(asking), values], 1)
-                return *torch.split(_rotated(both, rotation), asking, 1), value
+                return *torch.split(rotated(both, rotation), asking, 1), value
             query, key, value = torch.split(joined, [*asking, values], 1)
         else:
             query, key, value = (product.view(len(x), -1, self.size) for product in products)
         for norm in self._norms:
             query, key = getattr(self, f"q_{norm}")(query), getattr(self, f"k_{norm}")(key)
-        return _rotated(query, rotation), _rotated(key, rotation), value
+        return rotated(query, rotation), rotated(key, rotation), value
 
     @property
     def _norms(self) -> tuple[str, ...]:
@@ -119,19 +118,24 @@ class _Attention(Block):
 
 class _GatedMLP(Block):
     products = (("gate_proj", "up_proj"), ("down_proj",))
+    is_silu: bool
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `(..., H)` -> `(..., H)`."""
         products = self._product(x, 0)
         gate, up = products.chunk(2, -1) if isinstance(products, Tensor) else products
         activation: Any = self.act_fn
-        out = self._product(activation(gate) * up, 1)
+        down: Any = self.down_proj
+        matrix = matrix_of(base_of(down)) if self.is_silu and self not in self.shared.prepacked else None
+        if matrix is not None:
+            rank, flat = low_rank_of(down), (gate.flatten(0, -2), up.flatten(0, -2))
+            first = [] if rank is None else [rank.a.to(matrix.dtype)]
+            rows, *inner = gated_products(*flat, [matrix, *first])
+            if rank is not None:
+                rows.addmm_(inner[0], rank.b.to(matrix.dtype).t(), alpha=rank.scale)
+            return rows.view(*x.shape[:-1], -1)
+        out = self._product(gated_product(gate, up) if self.is_silu else activation(gate) * up, 1)
         return out if isinstance(out, Tensor) else out[0]
-
-
-def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
-    cosines, signed_sines = rotation
-    return (x * cosines).add_(x.roll(x.shape[-1] // 2, -1) * signed_sines)
 
 
 def blocks_of(module: nn.Module) -> list[Block]:
@@ -195,6 +199,7 @@ def _adopt_mlp(mlp: Any, twin: Any) -> bool:
         return False
     x = _example(3, weight.shape[1], weight)
     try:
+        twin.is_silu = torch.equal(mlp.act_fn(x), nn.functional.silu(x))
         return _close(twin(x), mlp(x))
     except (TypeError, RuntimeError):  # an MLP that is called another way
         return False

@@ -7,7 +7,7 @@ takes the weights' memory a second time, for as long as the decoder exists.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import cast
 
@@ -70,7 +70,7 @@ class PrepackedLinear:
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
 
 
-PrepackedWeights = Mapping[nn.Module, Sequence[PrepackedLinear]]
+PrepackedWeights = Mapping[nn.Module, Sequence[Callable[[Tensor], Tensor]]]
 """The packed products of each block, in the block's order."""
 
 
@@ -87,7 +87,7 @@ def prepack(products: Mapping[nn.Module, Sequence[Sequence[nn.Module]]], rows: i
 
     A block with a layer that is no plain `nn.Linear`, adapted or not, or has hooks is not packed.
     """
-    plain = {block: groups for block, groups in products.items() if all(map(_plain, chain(*groups)))}
+    plain = {block: groups for block, groups in products.items() if all(map(is_plain, chain(*groups)))}
     every = [cast(nn.Linear, base_of(layer)).weight for groups in plain.values() for layer in chain(*groups)]
     if not every or any(weight.device.type != "cpu" for weight in every):
         return {}
@@ -96,7 +96,8 @@ def prepack(products: Mapping[nn.Module, Sequence[Sequence[nn.Module]]], rows: i
     return {block: [PrepackedLinear(layers, rows) for layers in groups] for block, groups in plain.items()}
 
 
-def _plain(layer: nn.Module) -> bool:
+def is_plain(layer: nn.Module) -> bool:
+    """Return whether a layer is a linear one, adapted or not, without hooks."""
     base = base_of(layer)
     return type(base) is nn.Linear and not any(part._forward_hooks or part._forward_pre_hooks for part in (layer, base))
 

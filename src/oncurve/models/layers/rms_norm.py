@@ -3,6 +3,7 @@
 transformers computes RMS norms in float32, step by step. `F.rms_norm` gives the same bits in float32 and bf16 (tested),
 takes fewer steps, and is exact in float64, so gradients can be compared to 1e-10. Its backward is written out here: on
 the CPU torch differentiates it step by step, with a dozen passes over memory instead of six.
+On a GPU both passes are compiled: a kernel each, and the sum of the parts of the weight's gradient.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.hooks import RemovableHandle
 
+from oncurve.machine.compiled import compiled
 from oncurve.ops import at_least_float32
 
 _AT_ONCE = 1 << 18
@@ -27,44 +29,74 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        normed, inverse = _rms_norm(x, weight, eps)
+        ctx.save_for_backward(x, weight, inverse)
         ctx.eps = eps
-        return _rms_norm(x, weight, eps)
+        return normed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        size = weight.shape[0]
-        raised = at_least_float32(weight)
-        rows, arrived = x.reshape(-1, size), grad.reshape(-1, size)
-        by_weight = torch.zeros_like(raised) if ctx.needs_input_grad[1] else None
-        out = torch.empty_like(rows, memory_format=torch.contiguous_format)
-        at_once = max(1, _AT_ONCE // size if x.device.type == "cpu" else rows.shape[0])
-        for start in range(0, rows.shape[0], at_once):
-            at = slice(start, start + at_once)
-            normed = _raised_copy(rows[at])
-            inverse = torch.linalg.vector_norm(normed, dim=-1, keepdim=True).square_().div_(size).add_(ctx.eps).rsqrt_()
-            normed.mul_(inverse)
-            change = _raised_copy(arrived[at])
-            if by_weight is not None:
-                by_weight += torch.linalg.vecdot(change, normed, dim=0)
-            change.mul_(raised)
-            along = torch.linalg.vecdot(change, normed).div_(size).unsqueeze(-1)
-            out[at] = change.addcmul_(normed, along, value=-1).mul_(inverse)
-        return out.view(x.shape), None if by_weight is None else by_weight.to(weight.dtype), None
+        x, weight, inverse = ctx.saved_tensors
+        if inverse is not None:
+            return *_differentiated(x, grad, weight, inverse, ctx.needs_input_grad[1]), None
+        return *_differentiated_in_cache(x, grad, weight, ctx.eps, ctx.needs_input_grad[1]), None
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    if x.dtype == weight.dtype:
-        return nn.functional.rms_norm(x, weight.shape, weight, eps)
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor | None]:
+    """Return `x` normed, and off the CPU `1 / r` of each row: without it, the backward would take a kernel more."""
     if x.device.type != "cpu":
-        return nn.functional.rms_norm(x, weight.shape, None, eps).to(weight.dtype).mul_(weight)
+        return _normed(x, weight, eps)
+    if x.dtype == weight.dtype:
+        return nn.functional.rms_norm(x, weight.shape, weight, eps), None
     norm = torch.linalg.vector_norm(
         x, dim=-1, keepdim=True
     )  # torch's own takes three more steps, each as long as a few rows
     inverse = torch.addcmul(_scalar(eps, x.dtype), norm, norm, value=1 / weight.shape[0]).rsqrt_()
-    return (x * inverse).to(weight.dtype).mul_(weight)
+    return (x * inverse).to(weight.dtype).mul_(weight), None
+
+
+@compiled
+def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    inverse = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return (wide * inverse).to(weight.dtype) * weight, inverse
+
+
+@compiled
+def _differentiated(
+    x: Tensor, grad: Tensor, weight: Tensor, inverse: Tensor, with_weight: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients in `x` and, where wanted, in the weight, whose sum over the rows has a fixed order."""
+    arrived = grad.to(inverse.dtype)
+    normed, change = x * inverse, arrived * weight
+    by_x = (change - normed * (change * normed).mean(-1, keepdim=True)) * inverse
+    by_weight = (arrived * normed).flatten(0, -2).sum(0) if with_weight else None
+    return by_x.to(x.dtype), by_weight
+
+
+def _differentiated_in_cache(
+    x: Tensor, grad: Tensor, weight: Tensor, eps: float, with_weight: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the same on a CPU, as many rows at a time as stay in its cache."""
+    size = weight.shape[0]
+    raised = at_least_float32(weight)
+    rows, arrived = x.reshape(-1, size), grad.reshape(-1, size)
+    by_weight = torch.zeros_like(raised) if with_weight else None
+    out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    at_once = max(1, _AT_ONCE // size)
+    for start in range(0, rows.shape[0], at_once):
+        at = slice(start, start + at_once)
+        normed = _raised_copy(rows[at])
+        inverse = torch.linalg.vector_norm(normed, dim=-1, keepdim=True).square_().div_(size).add_(eps).rsqrt_()
+        normed.mul_(inverse)
+        change = _raised_copy(arrived[at])
+        if by_weight is not None:
+            by_weight += torch.linalg.vecdot(change, normed, dim=0)
+        change.mul_(raised)
+        along = torch.linalg.vecdot(change, normed).div_(size).unsqueeze(-1)
+        out[at] = change.addcmul_(normed, along, value=-1).mul_(inverse)
+    return out.view(x.shape), None if by_weight is None else by_weight.to(weight.dtype)
 
 
 @functools.cache
@@ -87,7 +119,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `(..., H)` -> `(..., H)`."""
         if not torch.is_grad_enabled():  # a decode step has many norms of few rows: a Function costs more
-            return _rms_norm(x, self.weight, self.eps)
+            return _rms_norm(x, self.weight, self.eps)[0]
         normed: Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return normed
 

@@ -42,6 +42,9 @@ EXACT_KEYS = (
     "machine",
     "device",
     "processor",
+    "driver",
+    "cuda",
+    "triton",
     "library_settings",
     "sample_results",
 )
@@ -338,7 +341,7 @@ def describe_environment(device: str) -> dict[str, Any]:
     import torch
     import transformers
 
-    from oncurve.machine.fingerprint import digest_of_sample_results, library_settings, processor
+    from oncurve.machine.fingerprint import digest_of_sample_results, gpu_versions, library_settings, processor
 
     memory = None
     with contextlib.suppress(OSError, ValueError):
@@ -351,6 +354,7 @@ def describe_environment(device: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        **gpu_versions(device),
         "threads": torch.get_num_threads(),
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "processor": processor(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
@@ -28,8 +29,10 @@ class Recorder:
     metrics.jsonl                   one line per step, declared keys
     incidents/step-000012-0/        the batch of an update that was skipped, as tensors
 
-    `retention` says of which steps the groups stay. Those of a step go when the line of a later one is written, so that
-    the groups of the step that is running, or has failed, are always there.
+    A thread makes the text of a step's groups and compresses it while the step's updates run. This thread writes it,
+    at the latest with the step's line or when the recorder is closed: the groups of a step that has failed are there.
+
+    `retention` says of which steps the groups stay. Those of a step go when the line of a later one is written.
 
     A full disk does not end a step: `refusals` counts what it refuses. Lines of metrics wait in memory until they can
     be written, rollouts up to `MOST_WAITING_BYTES`, and the batch of a skipped update is left out.
@@ -48,6 +51,7 @@ class Recorder:
         self._files = RolloutFiles(directory)
         durable.own_folder(self._files.folder)
         self._kept = set(self._files.steps())
+        self._making: tuple[int, Future[bytes]] | None = None
         self._waiting: dict[int, bytes] = {}
         self._unsynced: set[int] = set()
         self._remove({step for step in self._kept if step > state.step})
@@ -55,18 +59,35 @@ class Recorder:
         self._log, self.notes = durable.AppendLog.reopened(directory / "metrics.jsonl", state.metrics_bytes)
 
     def rollouts(self, step: int, groups: Sequence[Group], advantages: Sequence[Tensor | None]) -> None:
-        """Write every group of a step, with the advantages of its completions; None where it was left out."""
+        """Begin to write every group of a step, with the advantages of its completions; None where it was left out."""
         self.check()
-        pairs = zip(groups, advantages, strict=True)
-        self._waiting[step] = self._files.content({"step": step, **group_record(*pair)} for pair in pairs)
+        self.finish_rollouts()
+        pairs = list(zip(groups, advantages, strict=True))
+        thread = ThreadPoolExecutor(1, "oncurve-rollouts")
+        self._making = step, thread.submit(_content, step, pairs)
+        thread.shutdown(wait=False)  # it ends once it is done
+
+    def finish_rollouts(self) -> None:
+        """Wait for the groups whose writing was begun, and write them. Raises StorageError, unless the disk is full."""
+        if self._making is None:
+            return
+        step, content = self._making
+        wait([content])
+        self._making = None
+        self._waiting[step] = content.result(timeout=0)
         self._kept.add(step)
-        self.refusals.allow(self._write_waiting)
+        try:
+            self.refusals.allow(self._write_waiting)
+        except durable.StorageError:  # it will not pass: the last checkpoint is written without these groups
+            self._waiting.clear()
+            raise
         while sum(map(len, self._waiting.values())) > MOST_WAITING_BYTES:
             self._remove({min(self._waiting)})
             self.refusals.given_up += 1
 
     def metrics(self, metrics: Mapping[str, float]) -> int:
         """Write one step's line; returns the length of `metrics.jsonl` in bytes, lines that wait included."""
+        self.finish_rollouts()
         self._log.append(dict(metrics))
         if self._log.refused is not None:
             self.refusals.note(self._log.refused)
@@ -114,6 +135,7 @@ class Recorder:
         self.refusals.allow(self._log.close)
 
     def _sync_rollouts(self) -> None:
+        self.finish_rollouts()
         self._write_waiting()
         self._files.sync(self._unsynced)
         self._unsynced.clear()
@@ -135,3 +157,7 @@ class Recorder:
             self._waiting.pop(step, None)
         self._kept -= steps
         self._unsynced -= steps
+
+
+def _content(step: int, pairs: Sequence[tuple[Group, Tensor | None]]) -> bytes:
+    return RolloutFiles.content({"step": step, **group_record(*pair)} for pair in pairs)

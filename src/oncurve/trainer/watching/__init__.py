@@ -4,6 +4,7 @@ from oncurve.trainer.watching.held_out import HeldOut as HeldOut
 from oncurve.trainer.watching.observe import (
     UntrainedUpdates as UntrainedUpdates,
     observe_batch as observe_batch,
+    observe_memory as observe_memory,
     peak_memory_bytes as peak_memory_bytes,
     split_advantages as split_advantages,
     summarized as summarized,

@@ -55,6 +55,12 @@ def peak_memory_bytes() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
 
 
+def observe_memory(metrics: Metrics, device: object) -> None:
+    """The peak memory so far, of the GPU's allocator, or of the process where `device`, by name, is "cpu"."""
+    peak = peak_memory_bytes() if device == "cpu" else torch.cuda.max_memory_allocated()
+    metrics.add("memory/peak_bytes", float(peak))
+
+
 def observe_groups(metrics: Metrics, groups: Sequence[Group], dropped: int, rewarded: bool = True) -> None:
     """Rewards, lengths, endings and faults of all completions of a step, also of groups that are left out.
 
@@ -89,7 +95,7 @@ def observe_groups(metrics: Metrics, groups: Sequence[Group], dropped: int, rewa
 
 
 def observe_batch(metrics: Metrics, batch: TrainBatch) -> None:
-    """The size of the advantages that the learner is given, the distance from a teacher, and the peak memory so far."""
+    """The size of the advantages that the learner is given, and the distance from a teacher."""
     assert batch.advantages is not None
     metrics.add("advantage/abs_mean", batch.advantages.abs(), mask=batch.loss_mask)
     nonfinite = int((~batch.advantages.float().isfinite() & batch.loss_mask).sum())
@@ -98,8 +104,6 @@ def observe_batch(metrics: Metrics, batch: TrainBatch) -> None:
     sampled = batch.old_logprobs if batch.old_logprobs is not None else batch.rollout_logprobs
     if batch.teacher_logprobs is not None and sampled is not None:
         metrics.add("policy/teacher_kl", sampled - batch.teacher_logprobs, mask=batch.loss_mask)
-    on_gpu = torch.cuda.is_available()
-    metrics.add("memory/peak_bytes", float(torch.cuda.max_memory_allocated() if on_gpu else peak_memory_bytes()))
 
 
 @dataclass

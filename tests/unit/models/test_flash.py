@@ -1,25 +1,28 @@
-"""FlexAttention over the flat row: the same hidden states and gradients as the padded rows, and exact lists of blocks.
-
-On a CPU FlexAttention has no backward, so gradients go through the same mask written out.
-"""
+"""Flash attention over the flat row, by kernels written out: values and gradients of the padded rows, in any order."""
 
 import pytest
 import torch
 
-from fakes.architectures import ARCHITECTURES, ROWS, architecture, token_rows
-from fakes.tolerance import assert_close
-from oncurve.models.attention import cpu_kernel as room, flex
+from fakes.architectures import ARCHITECTURES, ROWS, architecture, relative, token_rows
+from oncurve.models.attention import cpu_kernel as room, flash
 from oncurve.models.attention.cpu_kernel import fits, rows_attention
-from oncurve.models.attention.flex import BLOCK, FlexContext, trial
+from oncurve.models.attention.flash import CUDA_KERNELS, FlashContext, Kernels, Repeats, trial
 from oncurve.models.attention.hook import register, switched
 from oncurve.models.attention.merge import attend_part, merge_softmax
 from oncurve.models.attention.packed_rows import PackedContext, additive
 from oncurve.models.layers.rms_norm import replace_norms
-from oracles.plain_flex import dense_flex_attention
+from oracles.plain_flash import plain_backward, plain_forward
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-UNFUSED = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+CPU = torch.device("cpu")
+PLAIN = Kernels(plain_forward, plain_backward)
 LONG = token_rows((50, 9, 33), (0, 0, 1, 2, 2, 2), (40, 6, 17, 64, 1, 23))
+
+
+def context_of(kind, rows, kernels=PLAIN, device=CPU):
+    context = kind(rows.prompts, rows.group_ids, rows.completion_ids, rows.lengths, device)
+    context.kernels = kernels
+    return context
 
 
 def hidden_of(module, context):
@@ -32,12 +35,14 @@ def hidden_of(module, context):
             use_cache=False,
             oncurve_context=context,
         )
-    return outputs[0][0].index_select(0, context.predictors)
+    return context.predicting(outputs[0][0])
 
 
-def arguments(rows, device="cpu"):
-    prompts = [prompt.to(device) for prompt in rows.prompts]
-    return prompts, rows.group_ids.to(device), rows.completion_ids.to(device), rows.lengths.to(device)
+def results_of(module, context):
+    """Return the hidden states that predict, and the gradients of a sum in which each of them has another weight."""
+    hidden = hidden_of(module, context)
+    weights = torch.cos(torch.arange(hidden.numel(), device=hidden.device)).view_as(hidden).to(hidden.dtype)
+    return [hidden.detach(), *torch.autograd.grad((hidden * weights).sum(), list(module.get_decoder().parameters()))]
 
 
 def model_of(name, dtype=torch.float64):
@@ -46,119 +51,103 @@ def model_of(name, dtype=torch.float64):
     return module
 
 
-def relative(ours, theirs):
-    return float((ours - theirs).double().norm() / theirs.double().norm())
-
-
-@UNFUSED
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", [*ROWS.values(), LONG], ids=[*ROWS, "long"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-@torch.no_grad()
-def test_hidden_states_are_those_of_the_padded_rows(name, rows):
+def test_hidden_states_and_gradients_are_those_of_the_padded_rows(name, rows):
     module = model_of(name)
-    ours = hidden_of(module, FlexContext(*arguments(ROWS[rows])))
-    assert relative(ours, hidden_of(module, PackedContext(*arguments(ROWS[rows])))) < 1e-12
-
-
-@pytest.mark.parametrize("name", ["qwen2", "mistral"])
-def test_gradients_are_those_of_the_padded_rows(name):
-    module = model_of(name)
-    contexts = [
-        FlexContext(*arguments(LONG), kernel=dense_flex_attention, block=16),
-        PackedContext(*arguments(LONG)),
-    ]
-    gradients = []
-    for context in contexts:
-        hidden = hidden_of(module, context)
-        weights = torch.cos(torch.arange(hidden.numel(), dtype=hidden.dtype)).view_as(hidden)
-        gradients.append(torch.autograd.grad((hidden * weights).sum(), list(module.get_decoder().parameters())))
-    for left, right in zip(*gradients, strict=True):
-        assert relative(left, right) < 1e-10
-
-
-@UNFUSED
-@torch.no_grad()
-def test_the_mask_written_out_is_the_mask():
-    generator = torch.Generator().manual_seed(0)
-    context = FlexContext(*arguments(LONG), block=16)
-    query, key, value = (torch.randn(len(context.ids), heads, 8, generator=generator) for heads in (4, 2, 2))
-    twin = FlexContext(*arguments(LONG), kernel=dense_flex_attention, block=16)
-    for window in (None, 5):
-        asked = (0, query, key, value, 0.3, window)
-        assert_close(context.attend(*asked), twin.attend(*asked))
+    ours, theirs = (results_of(module, context_of(kind, rows)) for kind in (FlashContext, PackedContext))
+    assert relative(ours, theirs) < 1e-12
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 30])
-@pytest.mark.parametrize("block", [1, 4, 16, BLOCK])
 @pytest.mark.parametrize("rows", [*ROWS.values(), LONG], ids=[*ROWS, "long"])
-def test_the_lists_of_blocks_leave_nothing_out_and_call_nothing_full_that_is_not(rows, block, window):
-    context = FlexContext(*arguments(rows), block=block)
-    tokens = torch.arange(len(context.ids))
-    zero = torch.zeros((), dtype=torch.int64)
-    dense = context.allowed(window)(zero, zero, tokens[:, None], tokens[None, :])
-    assert bool(dense.diagonal().all())  # nobody sees nothing
-    tiles = dense.unflatten(0, (-1, block)).unflatten(2, (-1, block)).transpose(1, 2).flatten(2)
-    mask = context._block_mask(window)
-    partial, full = (
-        listed(*lists)
-        for lists in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices))
-    )
-    assert not bool((partial & full).any())
-    assert bool((tiles.all(2) | ~full).all())
-    assert bool((partial | full | ~tiles.any(2)).all())
-    if block in (4, 16) and window is None:
-        kept = int((partial | full).sum())
-        assert kept <= 1.5 * int(tiles.any(2).sum()) + 4  # and little is kept in vain
-    if block == 1:
-        assert torch.equal(partial | full, tiles[..., 0])
+def test_gradients_of_queries_keys_and_values_are_those_of_the_padded_rows(rows, window):
+    contexts = [context_of(kind, rows) for kind in (FlashContext, PackedContext)]
+    generator = torch.Generator().manual_seed(0)
+    shape = len(contexts[0].ids), 8
+    inputs = [
+        torch.randn(shape[0], heads, shape[1], generator=generator, dtype=torch.float64).requires_grad_()
+        for heads in (4, 2, 2)
+    ]
+    results = []
+    for context in contexts:
+        out = context.attend(0, *inputs, 0.3, window)
+        results.append([out, *torch.autograd.grad((out * torch.cos(out.detach())).sum(), inputs)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
-def listed(counts, numbers):
-    counts, numbers = counts[0, 0], numbers[0, 0].long()
-    chosen = torch.arange(numbers.shape[1])[None, :] < counts[:, None]
-    return torch.zeros(numbers.shape, dtype=torch.bool).scatter_(1, numbers, chosen)
+def test_torch_takes_the_arguments_of_its_kernels():
+    meta = torch.device("meta")
+    context = context_of(FlashContext, LONG, CUDA_KERNELS, meta)
+    shapes = [(len(context.ids), heads, 64) for heads in (4, 2, 2)]
+    inputs = [torch.empty(shape, dtype=torch.bfloat16, device=meta, requires_grad=True) for shape in shapes]
+    out = context.in_one_call(*inputs, 0.3, 5)
+    gradients = torch.autograd.grad(out, inputs, torch.empty_like(out))
+    assert [list(x.shape) for x in (out, *gradients)] == [list(shapes[0]), *map(list, shapes)]
+
+
+def test_what_is_taken_several_times_gets_the_sum_of_its_gradients():
+    index = torch.tensor([2, 0, 4, 2, 3, 2, 0])  # row 1 is never taken; rows from 3 on once
+    x = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    ours, theirs = Repeats(index, 3, 5).take(x), x.index_select(0, index)
+    assert torch.equal(ours, theirs)
+    grad = torch.randn(7, 2, dtype=torch.float64)
+    torch.testing.assert_close(*(torch.autograd.grad(out, x, grad)[0] for out in (ours, theirs)))
 
 
 def broken(*args, **kwargs):
-    raise RuntimeError("no compiler\nfor miles")
+    raise RuntimeError("no kernel\nfor miles")
 
 
-def a_little_off(*args, **kwargs):
-    return 1.01 * dense_flex_attention(*args, **kwargs)
+def a_little_off(*args, **options):
+    out, *others = plain_forward(*args, **options)
+    return 1.1 * out, *others
 
 
 @pytest.mark.parametrize("windowed", [False, True])
-def test_a_kernel_is_tried_before_it_is_believed(windowed):
-    asked = ((4, 2, 8, 8), torch.float32, torch.device("cpu"), windowed)
-    assert trial(dense_flex_attention, *asked) is None
-    assert trial(broken, *asked) == "RuntimeError: no compiler"
-    assert trial(a_little_off, *asked).startswith("it differs from the padded rows by 1.0e-02")
+def test_kernels_are_tried_before_they_are_believed(windowed):
+    asked = ((4, 2, 8), torch.float32, CPU, windowed)
+    assert trial(PLAIN, *asked) is None
+    assert trial(Kernels(broken, broken), *asked) == "RuntimeError: no kernel"
+    assert trial(Kernels(a_little_off, plain_backward), *asked).startswith("it differs from the padded rows by 1.0e-01")
 
 
-def test_padded_rows_step_in_for_a_kernel_that_failed_its_trial(monkeypatch):
-    monkeypatch.setattr(flex, "_COMPILED", [broken])
-    monkeypatch.setattr(flex, "_TRIED", {})
-    module = model_of("mistral")
-    with pytest.warns(UserWarning, match="attention runs on padded rows: RuntimeError: no compiler"):
-        ours = hidden_of(module, FlexContext(*arguments(LONG), kernel=broken))
-    assert_close(ours, hidden_of(module, PackedContext(*arguments(LONG))))  # whole blocks are products of another shape
+def test_padded_rows_step_in_for_kernels_that_failed_their_trial(monkeypatch):
+    monkeypatch.setattr(flash, "_TRIED", {})
+    module = model_of("mistral", torch.bfloat16)
+    with pytest.warns(UserWarning, match="attention runs on padded rows: NotImplementedError"):
+        ours = results_of(module, context_of(FlashContext, LONG, CUDA_KERNELS))
+    assert torch.equal(ours[0], results_of(module, context_of(PackedContext, LONG))[0])
+
+
+def test_the_backward_kernel_runs_in_order_and_the_setting_is_put_back():
+    seen = []
+
+    def backward(*args, **options):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return plain_backward(*args, **options)
+
+    results_of(model_of("qwen2"), context_of(FlashContext, LONG, Kernels(plain_forward, backward)))
+    assert seen == [True, True]
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
 
 
 @NEEDS_CUDA
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_on_cuda_values_and_gradients_are_those_of_the_mask_written_out(name, dtype):
-    module = model_of(name, dtype).to("cuda")
-    close = 1e-3 if dtype == torch.float32 else 5e-2
-    results = []
-    for kernel in (None, dense_flex_attention):
-        hidden = hidden_of(module, FlexContext(*arguments(LONG, "cuda"), kernel=kernel))
-        weights = torch.cos(torch.arange(hidden.numel(), device="cuda")).view_as(hidden).to(dtype)
-        gradients = torch.autograd.grad((hidden * weights).sum(), list(module.get_decoder().parameters()))
-        results.append([hidden.detach(), torch.cat([gradient.flatten() for gradient in gradients])])
-    for left, right in zip(*results, strict=True):
-        assert relative(left, right) < close
-    assert set(flex._TRIED.values()) == {None}
+def test_on_cuda_values_and_gradients_are_those_of_the_padded_rows_and_always_the_same_bits(name, dtype):
+    cuda = torch.device("cuda", 0)
+    module = model_of(name, dtype).to(cuda)
+    ours, again, theirs = (
+        results_of(module, context_of(kind, LONG, CUDA_KERNELS, cuda))
+        for kind in (FlashContext, FlashContext, PackedContext)
+    )
+    assert relative(ours, theirs) < (1e-3 if dtype == torch.float32 else 5e-2)
+    assert set(flash._TRIED.values()) <= {None}
+    if dtype == torch.bfloat16:
+        assert all(torch.equal(one, other) for one, other in zip(ours, again, strict=True))
 
 
 def whole_rows(prefix, suffix, groups):

@@ -1,0 +1,131 @@
+"""Part A of the day: is it right?"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from bench.gpu import checks
+from bench.gpu.day import Place, Section
+from bench.gpu.limits import floors, machine
+from bench.gpu.runs import assembled, case_of, lines_of
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "src" / "oncurve" / "demo" / "recipe.toml"
+TESTS = ("tests/unit/models", "tests/unit/test_ops.py", "tests/unit/cluster/test_on_gpus.py")
+
+
+def smoke(place: Place) -> None:
+    """Two steps of the shipped recipe in bf16, with every warning."""
+    command = ["train", "task", f"model.device={place.device.type}", "run.steps=2", "eval.every=0"]
+    started = time.monotonic()
+    process = subprocess.run(
+        [sys.executable, "-W", "default", "-m", "oncurve", *command, "--out", str(place.out / "smoke")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    place.note("exit code", process.returncode)
+    place.note("seconds", time.monotonic() - started)
+    place.note("said", (process.stdout + process.stderr)[-6000:])
+
+
+def equal_to_plain(place: Place) -> None:
+    """Every CUDA form against the plain one: `bench.gpu.checks`."""
+    for name in checks.CHECKS:
+        try:
+            place.note(name, checks.one(name, place.device))
+        except Exception as error:  # the others still run
+            place.note(name, {"error": f"{type(error).__name__}: {error}"[:1000], "passed": False})
+
+
+def tests(place: Place) -> None:
+    """The tests that need a GPU, or say something else on one."""
+    chosen = [*TESTS[1:2]] if place.toy else [*TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "4", "-p", "no:benchmark", "-rfE", *chosen]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    place.note("exit code", process.returncode)
+    place.note("said", process.stdout[-8000:] + process.stderr[-500:])
+
+
+def same_bits(place: Place) -> None:
+    """Two equal steps of a small model from the same state: the digests of tokens and of weights."""
+    case = case_of(place, "0.5B", prompts=8, completion=64)
+    for number in range(2):
+        with assembled(place, case) as run:
+            result = run.trainer.step()
+            ids = repr([row.ids for group in result.groups for row in group.completions])
+            place.note(f"tokens, {number}", hashlib.sha256(ids.encode()).hexdigest()[:16])
+            place.note(f"weights, {number}", digest(run.loaded.model.module))
+
+
+def digest(module: torch.nn.Module) -> str:
+    """Return a digest of the bits of all parameters."""
+    found = hashlib.sha256()
+    for parameter in module.parameters():
+        found.update(parameter.detach().cpu().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def learning(place: Place) -> None:
+    """The demo on the card: accuracy on held-out problems, every ten steps, of two seeds at once."""
+    runs = {seed: _demo(place, f"seed {seed}", f"run.seed={seed}") for seed in (0, 1)}
+    for seed, (process, out) in runs.items():
+        said, _ = process.communicate()
+        place.note(f"exit code, seed {seed}", process.returncode)
+        if process.returncode:
+            place.note(f"said, seed {seed}", said[-3000:])
+            continue
+        lines = lines_of(out / "metrics.jsonl")
+        place.note(
+            f"accuracy, seed {seed}", {line["step"]: line["eval/accuracy"] for line in lines if "eval/accuracy" in line}
+        )
+        place.note(f"reward, seed {seed}", [round(line["reward/mean"], 4) for line in lines if "reward/mean" in line])
+        place.note(f"seconds a step, seed {seed}", median(line["time/step"] for line in lines if "time/step" in line))
+
+
+def killed(place: Place) -> None:
+    """A run killed in the middle and continued, next to one that was left alone: digests of the weights."""
+    settings = ("run.steps=12", "checkpoint.every=4", "eval.every=0")
+    alone, left_alone = _demo(place, "alone", *settings)
+    other, out = _demo(place, "killed", *settings)
+    metrics = out / "metrics.jsonl"
+    while other.poll() is None and not (metrics.is_file() and len(metrics.read_bytes().splitlines()) >= 6):
+        time.sleep(0.02)
+    other.kill()
+    other.communicate()
+    place.note("steps at the kill", len(lines_of(metrics)))
+    command = [sys.executable, "-m", "oncurve", "resume", str(out)]
+    resumed = subprocess.run(command, capture_output=True, text=True, check=False)
+    place.note("exit code of the resumed run", resumed.returncode)
+    alone.communicate()
+    for name, folder in (("alone", left_alone), ("killed", out)):
+        file = folder / "model" / "model.safetensors"
+        place.note(f"weights, {name}", hashlib.sha256(file.read_bytes()).hexdigest()[:16])
+
+
+def _demo(place: Place, name: str, *settings: str) -> tuple[subprocess.Popen[str], Path]:
+    out = place.out / name.replace(" ", "-")
+    toy = ("run.steps=3", "data.prompts_per_step=4", "data.eval_size=8") if place.toy else ()
+    command = ["train", str(DEMO), f"model.device={place.device.type}", *toy, *settings, "--out", str(out)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "oncurve", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ), out
+
+
+SECTIONS = {
+    "machine": Section(machine, 40),
+    "smoke": Section(smoke, 120),
+    "equal to plain": Section(equal_to_plain, 150),
+    "floors": Section(floors, 40),
+    "same bits": Section(same_bits, 90),
+    "killed": Section(killed, 90),
+    "learning": Section(learning, 150),
+    "tests": Section(tests, 170),
+}

@@ -1,0 +1,132 @@
+"""Part B of the day: how fast is it? Whole steps at the shapes of Qwen2.5, by phase, with their memory."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import torch
+
+from bench.compare.counting import Work, ideal_seconds, train_flops
+from bench.gpu.day import Place, Section
+from bench.gpu.limits import machine
+from bench.gpu.runs import assembled, case_of, step
+from bench.models import SIZES
+from oncurve.base.errors import OncurveError
+
+KERNELS = 40
+
+
+def steps(place: Place, name: str, count: int, settings: dict[str, dict[str, Any]], **work: Any) -> None:
+    """Note the figures of `count` steps of one case: the first captures and compiles."""
+    case = case_of(place, name, **work)
+    label = f"{name} {case.lengths} {case.completion} " + json.dumps(settings).replace('"', "")
+    lengths = case.lengths_of_step(0)
+    whole = Work((160,) * case.prompts, tuple(map(tuple, lengths)), (True,) * case.prompts, False)
+    ideal = ideal_seconds(SIZES[case.model], whole, 7.5e14, 3.0e12, 2)
+    place.note(
+        f"{label}: at 750 TFLOP/s and 3 TB/s", {"prefill + decode": ideal.prefill + ideal.decode, "train": ideal.train}
+    )
+    place.note(f"{label}: training FLOPs", train_flops(SIZES[case.model], whole))
+    try:
+        with assembled(place, case, **settings) as run:
+            for number in range(count):
+                place.note(f"{label}: step {number}", step(run, place))
+    except (OncurveError, torch.OutOfMemoryError) as error:
+        place.note(f"{label}: error", f"{type(error).__name__}: {error}"[:600])
+
+
+def fixed(place: Place) -> None:
+    """64 groups of 8 completions of 512 tokens."""
+    steps(place, "0.5B", 4, {})
+
+
+def natural(place: Place) -> None:
+    """The same with completions of 1 to 1,024 tokens, at several numbers of rows."""
+    for rows in (256, 512, 1024):
+        settings = {"rollout": {"max_concurrent": 8 if place.toy else rows}}
+        steps(place, "0.5B", 2, settings, completion=1024, lengths="natural", prompts=128)
+
+
+def larger(place: Place) -> None:
+    """1.5B in full, with an adapter, and 7B with one."""
+    lora = {"lora": {"rank": 16}}
+    steps(place, "1.5B", 3, {})
+    steps(place, "1.5B", 2, lora)
+    steps(place, "7B", 2, lora, prompts=16)
+
+
+def long(place: Place) -> None:
+    """Completions of 1 to 8,192 tokens."""
+    steps(place, "0.5B", 2, {}, completion=8192, lengths="natural", prompts=32)
+
+
+def profiled(place: Place) -> None:
+    """The kernels of a short step, by the time they take, and how many there are."""
+    from torch.profiler import ProfilerActivity, profile
+
+    kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if place.device.type == "cuda" else [])
+    with assembled(place, case_of(place, "0.5B", prompts=8)) as run:
+        step(run, place)
+        for phase, call in _phases(run):
+            with profile(activities=kinds) as seen:
+                call()
+                if place.device.type == "cuda":
+                    torch.cuda.synchronize()
+            place.note(phase, _kernels(seen))
+
+
+def _phases(run: Any) -> list[tuple[str, Any]]:
+    """Return the rollout of a step and its update, as calls."""
+    trainer = run.trainer
+    held: list[Any] = []
+    update = trainer.learner.update
+
+    def kept(batch: Any) -> Any:
+        held.append(batch)
+        return update(batch)
+
+    trainer.learner.update = kept
+    trainer.step()
+    prompts = [group.prompt for group in trainer.step().groups]
+    return [
+        ("rollout of 64 rows, 512 tokens", partial(run.engine.generate, prompts, 3)),
+        ("update", lambda: update(held[-1])),
+    ]
+
+
+def _kernels(seen: Any) -> dict[str, Any]:
+    """Return what ran on the device: number, microseconds, and the longest by name with both."""
+    found, count, span = Counter[str](), Counter[str](), []
+    for event in seen.events():
+        if str(event.device_type).endswith("CUDA"):
+            found[event.name[:100]] += event.time_range.elapsed_us()
+            count[event.name[:100]] += 1
+            span += [event.time_range.start, event.time_range.end]
+    longest = {name: [round(time), count[name]] for name, time in found.most_common(KERNELS)}
+    return {
+        "kernels": sum(count.values()),
+        "busy": round(sum(found.values())),
+        "span": max(span) - min(span) if span else None,
+        "longest": longest,
+    }
+
+
+def sweep(place: Place) -> None:
+    """Micro-batches, and the allocator."""
+    sizes = (64,) if place.toy else (8192, 16384, 32768, 65536)
+    for tokens in sizes:
+        steps(place, "0.5B", 3, {"learner": {"tokens_per_micro_batch": tokens}}, prompts=32, completion=256)
+
+
+SECTIONS = {
+    "machine": Section(machine, 40),
+    "fixed": Section(fixed, 150),
+    "natural": Section(natural, 150),
+    "profile": Section(profiled, 90),
+    "larger": Section(larger, 200),
+    "long": Section(long, 120),
+    "sweep": Section(sweep, 120),
+}

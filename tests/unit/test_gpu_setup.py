@@ -1,0 +1,69 @@
+"""What a process sets up for a GPU, and what it says of one: nothing of it needs one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from oncurve.machine import fingerprint
+from oncurve.machine.threads import prepare_process
+from oncurve.metrics import Metrics
+from oncurve.run.directory.folder import environment_changes
+from oncurve.trainer.watching.observe import observe_memory, peak_memory_bytes
+
+SAID = "import os, oncurve; print({n: v for n, v in os.environ.items() if n.endswith('ALLOC_CONF')})"
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}),
+    ],
+)
+def test_segments_grow_unless_the_user_has_said_something(given: dict[str, str], chosen: dict[str, str]) -> None:
+    others = {name: value for name, value in os.environ.items() if not name.endswith("ALLOC_CONF")}
+    said = subprocess.run(
+        [sys.executable, "-c", SAID], env=others | given, capture_output=True, check=True, text=True
+    ).stdout
+    assert said.strip() == str(chosen)
+
+
+def test_products_are_summed_in_full_precision() -> None:
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    prepare_process(None)
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+
+
+def test_a_resume_with_another_card_or_driver_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fingerprint.gpu_versions("cpu") == {"driver": None, "cuda": None, "triton": None}
+    file = tmp_path / "version"
+    file.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build\nGCC version: gcc 12.2.0\n"
+    )
+    monkeypatch.setattr(fingerprint, "DRIVER", file)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    before = fingerprint.gpu_versions("cuda") | {"device": "NVIDIA H100"}
+    assert (before["driver"], before["cuda"]) == ("570.86.10", "13.0")
+    monkeypatch.setattr(fingerprint, "DRIVER", tmp_path / "none")
+    now = fingerprint.gpu_versions("cuda") | {"device": "NVIDIA H200"}
+    assert environment_changes(before, now) == [
+        "device was 'NVIDIA H100' and is 'NVIDIA H200'",
+        "driver was '570.86.10' and is None",
+    ]
+
+
+def test_the_peak_is_that_of_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 7)
+    found = {}
+    for device in ("cpu", "NVIDIA H100"):
+        metrics = Metrics()
+        observe_memory(metrics, device)
+        found[device] = metrics.result()["memory/peak_bytes"]
+    assert found["NVIDIA H100"] == 7
+    assert 1e6 < found["cpu"] <= peak_memory_bytes()
