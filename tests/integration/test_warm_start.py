@@ -134,6 +134,8 @@ def test_python_trains_with_a_warm_start_and_rewards_that_no_file_has(site: Path
     with oncurve.train(site / "recipe.toml", reward=form, steps=1, settings=settings, out=tmp_path / "run") as run:
         assert [line["step"] for line in run.metrics] == [1]
     assert len(metrics_of(tmp_path / "run" / "sft")) == 5
+    with pytest.raises(ConfigError, match="a warm start has its own, sft.learning_rate"):
+        oncurve.sft(model=site / "model", data=site / "demonstrations.jsonl", settings={"learner.learning_rate": 1e-4})
     with pytest.raises(ConfigError, match=r"sft.data: its model has a place only in a run's directory"):
         oncurve.train(site / "recipe.toml", steps=1)
 
@@ -159,6 +161,7 @@ def test_chats_are_trained_by_the_models_template(site: Path, tmp_path: Path) ->
         (["sft", "model"], "sft.data: missing; name a file of demonstrations"),
         (["sft", "recipe.toml", "sft.max_length=3"], "have more than the 3 tokens allowed"),
         (["sft", "recipe.toml", "sft.epoch=3"], "did you mean"),
+        (["sft", "recipe.toml", "learner.learning_rate=1e-4"], "a warm start has its own, sft.learning_rate"),
         (["sft", "recipe.toml", "sft.epochs=3", "sft.steps=3"], "sft.epochs: sft.steps says it in another way"),
         (["sft", "recipe.toml", "sft.data=data.jsonl"], "no demonstration: expected columns prompt and completion"),
         (["train", "recipe.toml", "sft.data=data.jsonl"], "no demonstration: expected columns prompt and completion"),

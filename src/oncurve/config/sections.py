@@ -192,7 +192,6 @@ class RunConfig(Component):
     model: ModelConfig = ModelConfig()
     lora: LoraSettings = LoraSettings()
     data: SerializeAsAny[DataSettings] = Files()
-    sft: SftSettings = SftSettings()
     rollout: Sampling = Sampling.model_validate({})
     engine: Annotated[EngineConfig, SkipValidation] = LocalEngine()
     rewards: tuple[SerializeAsAny[RewardSettings], ...] = ()
@@ -209,6 +208,7 @@ class RunConfig(Component):
     cluster: Annotated[Cluster, SkipValidation] = NoCluster()
     reward_model: SerializeAsAny[RewardModelSettings | NoRewardModel] = NoRewardModel()
     iterative: IterativeSettings = IterativeSettings()
+    sft: SftSettings = SftSettings()
     checkpoint: RunCheckpointSettings = RunCheckpointSettings()
     rollouts: RolloutsSettings = RolloutsSettings()
     eval: EvalSettings = EvalSettings()
@@ -349,7 +349,6 @@ SECTIONS: dict[str, Section] = {
     "model": fixed(ModelConfig),
     "lora": fixed(LoraSettings),
     "data": Section(DATA_KINDS, "files", check_data),
-    "sft": fixed(SftSettings),
     "rollout": fixed(Sampling),
     "engine": Section(ENGINE_KINDS, "local", check_of("engine", ("build", "exact"), ("exact",))),
     "advantage": Section(ADVANTAGE_KINDS, "grpo", check_advantage),
@@ -365,6 +364,7 @@ SECTIONS: dict[str, Section] = {
     "cluster": Section(CLUSTER_KINDS, "none", check_cluster, cluster_meant),
     "reward_model": Section(REWARD_MODEL_KINDS, "none"),
     "iterative": fixed(IterativeSettings),
+    "sft": fixed(SftSettings),
     "checkpoint": fixed(RunCheckpointSettings),
     "rollouts": fixed(RolloutsSettings),
     "eval": fixed(EvalSettings),

@@ -26,6 +26,7 @@ from oncurve.run.arguments import (
     SFT_ARGUMENT_OF,
     CommonSettings,
     arguments_of,
+    check_for_stage,
     configured,
     data_arguments,
     reward_arguments,
@@ -137,11 +138,15 @@ def sft(
     The rest is as in `oncurve.train`. Raises UserError for everything that the caller can fix, where possible before
     the model is loaded.
     """
-    said = dict(locals())
+    said = dict(locals()) | {"model": None}  # which is no file's, perhaps
     with _before_training():
         _check_kinds(recipe, model, tokenizer)
-        arguments = [Argument(name, key, said[name]) for key, name in SFT_ARGUMENT_OF.items() if said[name] is not None]
-        arguments = [each for each in arguments if each.name != "model"]
+        tables = tables_of([], settings)
+        check_for_stage(f"{section}.{key}" for section, table in tables.items() if table for key in table)
+        named = [(key, name, said[name]) for key, name in SFT_ARGUMENT_OF.items() if said[name] is not None]
+        arguments = [
+            Argument(name, key, str(given) if isinstance(given, Path) else given) for key, name, given in named
+        ]
         config, base = configured(recipe, None, [*arguments, *_of_model(model, settings)], settings)
         trained = _assembled(config.stage, base, model, tokenizer, None, out)
     return _run(trained, None if out is None else Path(out), on_step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, get_type_hints
 
@@ -130,6 +130,15 @@ def data_arguments(data: Any) -> list[Argument]:
         return []
     kind, key, value = ("files", "path", str(data)) if isinstance(data, (str, Path)) else ("list", "rows", data)
     return [Argument("data", "data.kind", kind), Argument("data", f"data.{key}", value)]
+
+
+def check_for_stage(said: Iterable[str]) -> None:
+    """Raise ConfigError for a setting that a warm start has under another name: it would have no effect."""
+    instead = {"learner.learning_rate": "learning_rate", "data.prompts_per_step": "batch_size"}
+    instead |= {f"run.{name}": name for name in ("steps", "epochs")}
+    wrong = [f"{key}: a warm start has its own, sft.{instead[key]}" for key in said if key in instead]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
 
 
 def reward_arguments(reward: Any) -> list[Argument]:

@@ -16,6 +16,7 @@ from oncurve.data import read_rows
 from oncurve.run.arguments import (
     ARGUMENT_OF,
     OTHER_NAMES,
+    check_for_stage,
     configured,
     data_arguments,
     reward_arguments,
@@ -81,6 +82,7 @@ def sft_config(
     Raises ConfigError: there are no demonstrations, and whatever `command_config` raises.
     """
     overrides, data = data_among(overrides, data)
+    check_for_stage(word.partition("=")[0] for word in overrides)
     is_model = _names_model(target)
     arguments = [Argument("MODEL", "model.path", target)] if is_model else []
     arguments += [] if data is None else [Argument("--data", "sft.data", data)]
