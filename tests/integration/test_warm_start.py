@@ -13,6 +13,7 @@ from fakes.killed_runs import PLACES, compare, finish, killed_at, metrics_of
 from fakes.project import Said, lay_out
 from oncurve import durable
 from oncurve.base.errors import ConfigError
+from oncurve.compat.trl import SFTConfig, SFTTrainer
 
 SFT, STEPS = 60, 4
 RECIPE = f"""
@@ -134,7 +135,7 @@ def test_python_trains_with_a_warm_start_and_rewards_that_no_file_has(site: Path
     with oncurve.train(site / "recipe.toml", reward=form, steps=1, settings=settings, out=tmp_path / "run") as run:
         assert [line["step"] for line in run.metrics] == [1]
     assert len(metrics_of(tmp_path / "run" / "sft")) == 5
-    with pytest.raises(ConfigError, match="a warm start has its own, sft.learning_rate"):
+    with pytest.raises(ConfigError, match=r"a warm start has its own, sft\.learning_rate"):
         oncurve.sft(model=site / "model", data=site / "demonstrations.jsonl", settings={"learner.learning_rate": 1e-4})
     with pytest.raises(ConfigError, match=r"sft.data: its model has a place only in a run's directory"):
         oncurve.train(site / "recipe.toml", steps=1)
@@ -152,6 +153,39 @@ def test_chats_are_trained_by_the_models_template(site: Path, tmp_path: Path) ->
         assert group["prompt"]["ids"] == [50, 4, 51]
         assert group["completions"][0]["ids"] == [5, 6, 2]
         assert group["completions"][0]["reward"] is None
+
+
+def test_a_script_of_trls_quick_start_makes_the_same_updates(site: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (site / "demonstrations.jsonl").read_text().splitlines()]
+    args = SFTConfig(
+        tmp_path / "trl",
+        max_steps=4,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        logging_steps=2,
+        seed=7,
+        bf16=False,
+        learning_rate=1e-2,
+        eval_strategy="steps",
+        eval_steps=4,
+        packing=True,
+        use_cpu=True,
+    )
+    trainer = SFTTrainer(str(site / "model"), args, rows[:40], rows[40:60])
+    trainer.train()
+    settings = {"model.dtype": "float32", "model.device": "cpu", "learner.schedule": "linear", "data.chat": "never"}
+    options = {"steps": 4, "batch_size": 4, "learning_rate": 1e-2, "seed": 7}
+    with oncurve.sft(model=site / "model", data=rows[:40], settings=settings, **options) as run:
+        losses = [line["policy/loss"] for line in run.metrics]
+    logged = [line for line in trainer.state.log_history if "loss" in line]
+    assert [line["loss"] for line in logged] == pytest.approx([sum(losses[:2]) / 2, sum(losses[2:]) / 2])
+    assert trainer.evaluate()["eval_loss"] == trainer.state.log_history[-1]["eval_loss"]
+    trainer.save_model(tmp_path / "saved")
+    assert (tmp_path / "saved" / "config.json").is_file()
+    with pytest.raises(ConfigError, match=r"TRL 1\.16 has no such setting; did you mean 'packing'"):
+        SFTConfig("out", packin=True)
+    with pytest.raises(ConfigError, match="callbacks is not available here"):
+        SFTTrainer(str(site / "model"), args, rows, callbacks=[print])
 
 
 @pytest.mark.parametrize(

@@ -296,8 +296,7 @@ class RunConfig(Component):
         """
         sft, defaults = self.sft, RunConfig()
         changes: dict[str, dict[str, Any]] = {
-            "run": {"steps": sft.steps or 1, "epochs": None if sft.steps else sft.epochs}
-            | ({} if self.run.name is None else {"name": f"{self.run.name}-sft"}),
+            "run": {"steps": sft.steps or 1, "epochs": None if sft.steps else sft.epochs},
             "data": {"prompts_per_step": sft.batch_size},
             "rollout": {"group_size": 1},
             "kl": {"coef": 0.0},

@@ -154,7 +154,8 @@ def warm_up(config: RunConfig, base: Path, directory: Path, given: Any = None) -
     if (folder / CONFIG).is_file():
         with trusting(given=True):  # the run has had it
             return go_on(folder, *resumed_config(folder, given=given))
-    return train_recipe(config.stage, base, folder)
+    stage, name = config.stage, f"{config.run.name or directory.name}-sft"
+    return train_recipe(stage.model_copy(update={"run": stage.run.model_copy(update={"name": name})}), base, folder)
 
 
 def create_directory(run: Run, out: Path) -> None:
