@@ -1,4 +1,4 @@
-"""The slow, obvious twin of a warm start: each row alone, labels of -100 where nothing is trained, transformers' own loss.
+"""The slow, obvious twin of a warm start: each row alone, -100 where nothing is trained, transformers' own loss.
 
 transformers rounds logits to float32 before that loss; here they keep the module's dtype. No imports from oncurve.
 """

@@ -140,6 +140,7 @@ def sft(
         str | None,
         typer.Option("--data", help="The demonstrations: a file, a folder or a hub id, in place of sft.data."),
     ] = None,
+    reward: Reward = None,
     preset: Preset = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
     trust: Trust = False,
@@ -147,11 +148,11 @@ def sft(
     """Fine-tune a model on demonstrations: the warm start of [sft], by itself.
 
     Rows have a prompt and a completion, messages, or text. `oncurve train` makes this stage itself where its recipe has
-    [sft].
+    [sft]. Rewards score the samples of evaluations.
     """
     from oncurve.run import sft_config, train_recipe
 
-    config, base, name = sft_config(recipe, overrides or [], data, preset or [])
+    config, base, name = sft_config(recipe, overrides or [], data, reward or [], preset or [])
     exit_with(train_recipe(config, base, out, f"{Path(name).stem}-sft"))
 
 

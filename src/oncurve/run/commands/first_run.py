@@ -75,7 +75,11 @@ def command_config(
 
 
 def sft_config(
-    target: str, overrides: Sequence[str] = (), data: str | None = None, presets: Sequence[str] = ()
+    target: str,
+    overrides: Sequence[str] = (),
+    data: str | None = None,
+    rewards: Sequence[str] = (),
+    presets: Sequence[str] = (),
 ) -> tuple[RunConfig, Path, str]:
     """Return the configuration of the words of `oncurve sft`, as `command_config` does: the warm start by itself.
 
@@ -86,6 +90,7 @@ def sft_config(
     is_model = _names_model(target)
     arguments = [Argument("MODEL", "model.path", target)] if is_model else []
     arguments += [] if data is None else [Argument("--data", "sft.data", data)]
+    arguments += reward_arguments(list(rewards) or None)
     recipe = None if is_model else target
     config, base = configured(recipe, list(presets) or None, arguments, overrides=overrides, word="--preset")
     return config.stage, base, f"{recipe or 'sft'}"
