@@ -155,7 +155,7 @@ def _work(config: RunConfig, lengths: tuple[int, ...]) -> StepWork:
         config.rollout.group_size,
         config.rollout.max_new_tokens,
         lengths,
-        config.rollout.max_concurrent,
+        config.rollout.rows_at_once("cpu"),
         config.learner.tokens_per_micro_batch,
         config.learner.minibatches,
         config.learner.ppo_epochs,

@@ -187,7 +187,7 @@ class VllmEngine(EngineBase):
                 prompt, number, *self._ask(name, prompt.ids, sampling, seeds[index], ends), sampling, ends
             )
 
-        with ThreadPoolExecutor(min(sampling.max_concurrent, _MOST_REQUESTS)) as threads:
+        with ThreadPoolExecutor(min(sampling.rows_at_once("cuda"), _MOST_REQUESTS)) as threads:
             found = list(threads.map(ask, range(len(rows))))
         groups = []
         for index, prompt in enumerate(prompts):

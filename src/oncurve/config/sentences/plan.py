@@ -152,10 +152,9 @@ def _lengths(config: RunConfig) -> str:
     if config.demonstrates:
         return f"Completions in evaluations have at most {_count(config.longest_completion, 'token')}."
     most = config.completions_per_step * rollout.max_new_tokens
-    waiting = config.completions_per_step > rollout.max_concurrent
-    sampled = (
-        f", at most {rollout.max_concurrent} completions sampled at a time (rollout.max_concurrent)" if waiting else ""
-    )
+    rows = rollout.rows_at_once(config.model.torch_device.type)
+    waiting = config.completions_per_step > rows
+    sampled = f", at most {rows} completions sampled at a time (rollout.max_concurrent)" if waiting else ""
     left_out = (
         "; those that do not end within this limit are left out of the loss" if config.filter.mask_truncated else ""
     )

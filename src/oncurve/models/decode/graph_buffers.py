@@ -1,13 +1,13 @@
 """Rows that are decoded in CUDA graphs: tensors that stay where they are, and whole steps without the host.
 
 A step is head, sampler, the test for the end and the model's body. What a row needs lies in tensors over the rows. A
-row that has ended is computed with the others until the host takes it out, and writes to a page that belongs to nobody.
+row that has ended is computed with the others until the host takes it out, and writes to page 0, which no row has.
 
-    state    (6, R)         of each row: how it stands, its tokens, key, last token's index, own first place, padding
-    table    (R, columns)   the pages of each row, the prompt's before its own
-    hidden   (R, H)         what predicts each row's next token
-    layers                  keys and values in pages, of all rows and prompts (`paged_attention`)
-    written  (2, S, R)      tokens and log-probabilities of the S steps between two reports
+    state    (6, R)         of each row: how it stands, its tokens, key, last token's index, own first place, padding.
+    table    (R, columns)   the pages of each row, the prompt's before its own.
+    hidden   (R, H)         what predicts each row's next token.
+    layers                  keys and values in pages, of all rows and prompts (`paged_attention`).
+    written  (2, S, R)      tokens and log-probabilities of the S steps between two reports.
 
 The host decides between steps which rows there are and which pages they have (`graph_loop`). Steps are captured once
 per number of rows and settings, and serve every later rollout.
@@ -15,7 +15,7 @@ per number of rows and settings, and serve every later rollout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -53,6 +53,11 @@ _PROMPT_TOKENS = 16384
 """Tokens of one piece of a prefill."""
 
 
+Wait = Callable[[], tuple[list[int], list[int], list[list[int]], list[list[float]]]]
+"""Waits for some steps to end: of each row its state, its number of tokens, and S tokens and log-probabilities, the
+newest last."""
+
+
 def pages_of(tokens: int) -> int:
     """Return how many pages hold so many tokens."""
     return -(-tokens // PAGE)
@@ -70,25 +75,6 @@ def free_bytes(device: torch.device) -> float:
         return float("inf")
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return float(torch.cuda.mem_get_info(device)[0] + kept)
-
-
-class Report:
-    """What the rows have written, on its way to the host. `numbers (2 + 2 S, n)` float64."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._numbers = numbers.to("cpu", non_blocking=True)
-        self._arrived: Any = None
-        if numbers.device.type == "cuda":
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
-
-    def wait(self) -> tuple[list[int], list[int], list[list[int]], list[list[float]]]:
-        """Return of each row its state, its number of tokens, and S tokens and log-probabilities, the newest last."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        states, counts = self._numbers[:2].long().tolist()
-        ids, logprobs = self._numbers[2:].chunk(2)
-        return states, counts, ids.long().t().tolist(), logprobs.t().tolist()
 
 
 class GraphBuffers:
@@ -116,9 +102,9 @@ class GraphBuffers:
     def release(self) -> None:
         """Free all memory."""
         self.graphs.forget()
-        self._models: list[tuple[int, ...]] = []
+        self._models: dict[tuple[int, ...], int] = {}
         self.rows = self._columns = self._pages = 0
-        self.layers: Layers = {}
+        self.layers: dict[int, Sequence[Tensor]] = {}
         self.free: list[int] = []
         self.state = self.table = self.hidden = self._written = torch.empty(0)
 
@@ -140,17 +126,16 @@ class GraphBuffers:
             sizes = max(rows, self.rows), max(columns, self._columns), max(pages, self._pages)
             self.allocate(*sizes, hidden, prefixes.layers)
         addresses = _addresses(module)
-        if addresses not in self._models:
-            if len(self._models) == _MOST_MODELS:
-                self.graphs.forget()
-                self._models.clear()
-            self._models.append(addresses)
-        self._model = self._models.index(addresses)
-        self.free = list(range(len(next(iter(self.layers.values()))[0]) // PAGE - 1 if self.layers else pages, 0, -1))
+        if addresses not in self._models and len(self._models) == _MOST_MODELS:
+            self.graphs.forget()
+            self._models.clear()
+        self._model = self._models.setdefault(addresses, len(self._models))
+        self.free = list(self._all_pages)
         self.state[_STATE].fill_(LENGTH)
+        self._tick.zero_()
 
     def allocate(self, rows: int, columns: int, pages: int, hidden: Tensor, layers: Layers) -> None:
-        """Make the tensors anew; `hidden (·, H)` and `layers (·, h_kv, ·, d)` are examples.
+        """Make the tensors; `hidden (·, H)` and `layers (·, h_kv, ·, d)` are examples.
 
         Where memory is short there are fewer pages, but enough for one row.
         """
@@ -164,25 +149,23 @@ class GraphBuffers:
         bytes_of_page = PAGE * sum(x[0, :, 0].nbytes for pair in layers.values() for x in pair)
         if pages * bytes_of_page > (room := _SHARE_OF_MEMORY * free_bytes(self.device)):
             pages = max(1 + columns, int(room / bytes_of_page))
-
-        def paged(x: Tensor) -> Tensor:
-            return x.new_zeros(pages * PAGE, x.shape[1], x.shape[3])
-
-        self.layers = {layer: (paged(key), paged(value)) for layer, (key, value) in layers.items()}
+        for layer, pair in layers.items():
+            self.layers[layer] = [x.new_zeros(pages * PAGE, x.shape[1], x.shape[3]) for x in pair]
+        self._all_pages = range(pages - 1, 0, -1)
 
     def _sent(self, numbers: Any) -> Tensor:
         """Return integers on the device, without waiting for it."""
-        pinned = torch.tensor(numbers, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        return pinned.to(self.device, non_blocking=True)
+        here = torch.as_tensor(numbers, dtype=torch.int64)
+        return (here.pin_memory() if self.device.type == "cuda" else here).to(self.device, non_blocking=True)
 
     def insert(self, prompts: Sequence[Tensor], pages: Sequence[Sequence[int]]) -> Tensor:
         """Compute prompts, and keep them in their pages: the hidden states `(M, H)` of their last tokens."""
         hidden, prefixes = prefill(self._run, prompts, self.device, _PROMPT_TOKENS)
-        places = torch.zeros(len(prompts), prefixes.longest, dtype=torch.int64)  # what is padded: the page of nobody
+        places = torch.zeros(len(prompts), prefixes.longest, dtype=torch.int64)  # what is padded: page 0
         for line, prompt, numbers in zip(places, prompts, pages, strict=True):
             at = torch.arange(len(numbers) * PAGE - len(prompt), len(numbers) * PAGE)
             line[: len(prompt)] = torch.tensor(numbers)[at // PAGE] * PAGE + at % PAGE
-        there = self._sent(places.flatten().tolist())
+        there = self._sent(places.flatten())
         for layer, pair in prefixes.layers.items():
             for stored, new in zip(self.layers[layer], pair, strict=True):
                 stored.index_copy_(0, there, new.transpose(1, 2).flatten(0, 1))
@@ -193,12 +176,11 @@ class GraphBuffers:
         index = self._sent(kept)
         for tensor, axis in ((self.state, 1), (self.hidden, 0), (self.table, 0)):
             tensor.narrow(axis, 0, len(kept)).copy_(tensor.index_select(axis, index))
-        self.state[:, len(kept) : rows] = 0  # no row is there twice: `teacher_forcing` tells rows by their uniforms
-        self.state[_STATE, len(kept) : rows] = LENGTH
+        self.state[:, len(kept) : rows] = LENGTH  # and as their keys: nothing is drawn for what has moved
 
-    def add(self, first: int, rows: Sequence[tuple[int, int, int, int]], hidden: Sequence[Tensor]) -> None:
-        """Begin rows `first`, `first` + 1, ...: (key, limit, tokens of the prompt, its pages) and `hidden (H,)`."""
-        new = [(GROWING, 0, key, limit - 1, n * PAGE, n * PAGE - tokens) for key, limit, tokens, n in rows]
+    def add(self, first: int, rows: Sequence[tuple[int, int, int]], hidden: Sequence[Tensor]) -> None:
+        """Begin rows `first`, `first` + 1, ...: (key, limit, tokens of the prompt) and `hidden (H,)`."""
+        new = [(GROWING, 0, key, limit - 1, -(-tokens // PAGE) * PAGE, -tokens % PAGE) for key, limit, tokens in rows]
         self.state[:, first : first + len(rows)] = self._sent(new).t()
         self.hidden[first : first + len(rows)] = torch.stack(list(hidden))
 
@@ -208,7 +190,7 @@ class GraphBuffers:
             row, column, page = self._sent(cells).unbind(1)
             self.table.index_put_((row, column), page.to(torch.int32))
 
-    def run(self, rows: int, draw: Draw, ends: tuple[int, ...]) -> Report:
+    def run(self, rows: int, draw: Draw, ends: tuple[int, ...]) -> Wait:
         """Run `STEPS_AT_ONCE` tokens for the first `rows` rows; any of `ends` ends one."""
         size = min(graph_rows(rows), self.rows)
         if ends not in self._ends:
@@ -217,7 +199,20 @@ class GraphBuffers:
         changed = [self.state, self.hidden, self._written, self._tick]
         for _ in range(STEPS_AT_ONCE):
             self.graphs.run((self._model, size, draw, ends), step, changed)
-        return Report(torch.cat([self.state[:2, :rows].double(), self._written[:, :, :rows].flatten(0, 1)]))
+        report = torch.cat([self.state[:2, :rows].double(), self._written[:, :, :rows].flatten(0, 1)])
+        report = report.to("cpu", non_blocking=True)
+        arrived: Any = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if arrived is not None:
+            arrived.record()
+
+        def wait() -> tuple[list[int], list[int], list[list[int]], list[list[float]]]:
+            if arrived is not None:
+                arrived.synchronize()
+            states, counts = report[:2].long().tolist()
+            ids, logprobs = report[2:].chunk(2)
+            return states, counts, ids.long().t().tolist(), logprobs.t().tolist()
+
+        return wait
 
     def _step(self, rows: int, draw: Draw, ends: Tensor) -> None:
         state, table, hidden = self.state[:, :rows], self.table[:rows], self.hidden[:rows]
