@@ -34,7 +34,8 @@ def below(cls: type) -> Iterator[type]:
 
 def components() -> set[type]:
     """Subclasses of `Component` in oncurve, and what stands in its tables of kinds."""
-    modules = [importlib.import_module(name) for name in FILES]
+    # Those that are imported where Triton is, and nowhere else, hold kernels.
+    modules = [importlib.import_module(name) for name in FILES if ".triton_" not in name]
     tables = [table for module in modules for name, table in vars(module).items() if name.endswith("_KINDS")]
     entries = [entry for table in tables if isinstance(table, Mapping) for entry in table.values()]
     found = {*below(Component), *(entry if isinstance(entry, type) else type(entry) for entry in entries)}
