@@ -18,7 +18,9 @@ from oncurve.losses import OBJECTIVE_KINDS, Clipped
 
 SOURCE = Path(oncurve.__file__).parents[1]
 MODULES = ["oncurve", *(found.name for found in pkgutil.walk_packages(oncurve.__path__, "oncurve."))]
-FILES = {name: SOURCE / Path(*name.split(".")) for name in MODULES if not name.endswith("__main__")}
+NOT_EVERYWHERE = ("__main__", ".triton_kernels", ".triton_sums")
+FILES = {name: SOURCE / Path(*name.split(".")) for name in MODULES if not name.endswith(NOT_EVERYWHERE)}
+"""Those with kernels are imported only where Triton is."""
 
 
 def source_of(module: str) -> str:
@@ -34,8 +36,7 @@ def below(cls: type) -> Iterator[type]:
 
 def components() -> set[type]:
     """Subclasses of `Component` in oncurve, and what stands in its tables of kinds."""
-    # Those that are imported where Triton is, and nowhere else, hold kernels.
-    modules = [importlib.import_module(name) for name in FILES if ".triton_" not in name]
+    modules = [importlib.import_module(name) for name in FILES]
     tables = [table for module in modules for name, table in vars(module).items() if name.endswith("_KINDS")]
     entries = [entry for table in tables if isinstance(table, Mapping) for entry in table.values()]
     found = {*below(Component), *(entry if isinstance(entry, type) else type(entry) for entry in entries)}
