@@ -55,7 +55,7 @@ def names_in(tree: ast.AST, module: Any) -> dict[str, Any]:
     """What each name of a file is: globals of the module, and what functions import."""
     names = dict(vars(module))
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
+        if isinstance(node, ast.ImportFrom) and node.module is not None and "triton" not in node.module:
             home = importlib.import_module(node.module)
             names |= {alias.asname or alias.name: getattr(home, alias.name, None) for alias in node.names}
     return names
