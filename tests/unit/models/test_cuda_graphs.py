@@ -18,7 +18,6 @@ from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.decode.teacher_forcing import forced_logits
 from oncurve.randomness import row_keys
-from oncurve.rollout.sampler import Sampler
 from oncurve.rollout.stopping import StopSearch, StopTable
 
 CAPTURES = pytest.mark.parametrize("capture", [None, record], ids=["called", "captured"])
@@ -96,23 +95,6 @@ def test_graphs_outlive_a_rollout_and_not_weights_that_moved():
     captured = dict(buffers.graphs._replays)
     assert [row.ids for row in loop(other)] == [row.ids for row in on_the_host(model)(other)]
     assert len(buffers.graphs) == 2 * len(captured)
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@torch.no_grad()
-def test_a_whole_step_makes_every_tensor_on_the_models_device(name):
-    """The meta device refuses tensors of other devices and whoever asks it for a number, as a capture would."""
-    meta = torch.device("meta")
-    model = fast_model(name, torch.float32, device=meta)
-    config = model.module.config
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
-    layers = dict.fromkeys(range(config.num_hidden_layers), (torch.empty(1, kv_heads, 1, size, device=meta),) * 2)
-    buffers = GraphBuffers(meta, None)
-    buffers._run, buffers._logits = model._run, model.raw_logits
-    buffers.allocate(12, 4, 40, torch.empty(1, config.hidden_size, device=meta), layers)
-    buffers._step(7, Sampler(0.8), torch.tensor([5, 9], device=meta))
-    assert capture_on(meta) is None
 
 
 def test_a_model_with_buffers_decodes_in_them_and_keeps_them_until_they_are_freed():
