@@ -290,7 +290,7 @@ class RunConfig(Component):
 
     @property
     def stage(self) -> RunConfig:
-        """The configuration of the warm start: a run on the demonstrations, by maximum likelihood at temperature 1.
+        """Return the configuration of the warm start: a run on the demonstrations, at temperature 1.
 
         It keeps model, adapter, optimizer, cluster, checkpoints, evaluation and trackers; all of its steps are made.
         """

@@ -113,7 +113,7 @@ class Run:
 
     @property
     def trained_on(self) -> Prompts | Demonstrations:
-        """The prompts that the steps train on, or in a warm start the demonstrations."""
+        """Return the prompts that the steps train on, or in a warm start the demonstrations."""
         return self.prompts if self.demonstrations is None else self.demonstrations
 
     def facts(self) -> RunFacts:

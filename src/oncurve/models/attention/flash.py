@@ -116,7 +116,7 @@ class Sequences:
 
     @property
     def tables(self) -> tuple[Any, ...]:
-        """The ends, and the most queries and keys of a sequence, as the kernels take them."""
+        """Return the ends, and the most queries and keys of a sequence, as the kernels take them."""
         return self.query_ends, self.key_ends, *self.longest
 
 

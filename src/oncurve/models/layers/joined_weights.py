@@ -28,7 +28,7 @@ class JoinedLinear:
 
     @property
     def holds(self) -> bool:
-        """Return whether the layers' weights are still the joined ones: nobody has moved them."""
+        """Return whether the layers' weights are still where they were joined."""
         return self._first.data_ptr() == self._weight.data_ptr()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class JoinedLinear:
 
 
 def _joined(parameters: Sequence[Tensor]) -> Tensor:
-    """Return the parameters' rows in one tensor, of which each is a view from now on."""
+    """Return the parameters' rows in one tensor. Each parameter is a view of it from now on."""
     if len(parameters) == 1:
         return parameters[0]
     whole = torch.cat([parameter.detach() for parameter in parameters])

@@ -95,7 +95,7 @@ def observe_groups(metrics: Metrics, groups: Sequence[Group], dropped: int, rewa
 
 
 def observe_batch(metrics: Metrics, batch: TrainBatch) -> None:
-    """The size of the advantages that the learner is given, and the distance from a teacher."""
+    """Observe the size of the advantages that the learner is given, and the distance from a teacher."""
     assert batch.advantages is not None
     metrics.add("advantage/abs_mean", batch.advantages.abs(), mask=batch.loss_mask)
     nonfinite = int((~batch.advantages.float().isfinite() & batch.loss_mask).sum())
