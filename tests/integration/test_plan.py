@@ -276,7 +276,7 @@ def test_processes_of_a_ray_elsewhere_need_no_memory_here(monkeypatch: pytest.Mo
     assert needs[1] < needs[0]
 
 
-def test_training_takes_of_a_card_what_the_plan_says_and_no_cache_beside_servers(tmp_path: Path) -> None:
+def test_training_takes_of_a_card_what_the_plan_says_and_no_cache_next_to_servers(tmp_path: Path) -> None:
     found = {}
     for tokens in (64, 4096):
         words = ["cluster.engine=vllm", "cluster.rollout_workers=1", f"learner.tokens_per_micro_batch={tokens}"]

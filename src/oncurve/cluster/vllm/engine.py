@@ -213,7 +213,7 @@ class VllmEngine(EngineBase):
         self._server, self._minder, self._model, self._folder, self._lock = None, None, None, Path(), -1
 
     def _begin(self, nbytes: int) -> None:
-        """A folder for weights of so many bytes, and a server that runs or the minder of one that is to be started.
+        """Make a folder for weights of so many bytes. Take a server that runs, or make the minder of one to be started.
 
         Raises ServerFaultError: no server that runs is free, or the free one cannot be used.
         """

@@ -1,4 +1,4 @@
-"""The middleware by which a vLLM server answers no request without its key.
+"""The middleware of a vLLM server, which lets no request through without the key.
 
 vLLM compares the key (`VLLM_API_KEY`) on /v1 and /inference, and leaves open the routes that replace weights. This file
 is copied to a folder where `vllm serve --middleware` finds it, and runs there without oncurve: it imports the standard
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Guard:
-    """An ASGI application around `app`, which has `app` answer requests with the key, and answers others with 401."""
+    """An ASGI application around `app`. Requests with the key go to `app`, others are answered with 401."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app, self._key = app, f"Bearer {os.environ['VLLM_API_KEY']}".encode()

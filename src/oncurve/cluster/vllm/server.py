@@ -98,7 +98,7 @@ class VllmServer(Closing):
         self.longest_row()  # which needs the key
 
     def check_guarded(self) -> None:
-        """Raises ServerFaultError: the server obeys without its key, so that other users of the machine control it."""
+        """Raise ServerFaultError where the server obeys without its key, and so any user of the machine."""
         if VllmServer(self.address)._answer("GET", "/collective_rpc", None, _SHORT_SECONDS)[0] != 401:
             raise ServerFaultError(f"{self.address} answers without its key: vLLM did not use --middleware")
 

@@ -91,7 +91,7 @@ def placed(gpus: Gpus, ranks: int, workers: int, each: int) -> Placement:
 
 
 def memory_share(free: float, total: float, needed: float, servers: int) -> float:
-    """Return the share of a card's memory that each of the `servers` on it takes beside a learner.
+    """Return the share of a card's memory that each of the `servers` on it takes, next to a learner.
 
     free    bytes at the start: a server that is to take more does not start; a tenth of it is left for its context
     needed  bytes of the card that training takes; the servers have a quarter of the card whatever that is, because the
