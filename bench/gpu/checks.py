@@ -22,6 +22,7 @@ from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.decode.teacher_forcing import forced_logits
 from oncurve.models.head.linear_logprobs import linear_logprobs
 from oncurve.models.layers.blocks import replace_blocks
+from oncurve.models.layers.joined_weights import join
 from oncurve.models.layers.rms_norm import replace_norms
 from oncurve.randomness import row_keys
 from oncurve.rollout.sampler import Sampler
@@ -37,8 +38,9 @@ class GpuModel(TransformersModel):
 
     def __init__(self, module: Any, device: torch.device) -> None:
         super().__init__(module)
-        self.buffers = GraphBuffers(self._run_joined, self.module, device, capture_on(device), self._join)
-        self.graph_loop = GraphLoop(self.buffers, self.raw_logits)
+        self.buffers = GraphBuffers(device, capture_on(device))
+        run = partial(self._run, prepacked=join(self._products(), {}))
+        self.graph_loop = GraphLoop(self.buffers, run, self.module, self.raw_logits)
         self.host_loop = HostLoop(self.decoder, device)
         self._context = packed_context(device)
 
@@ -189,7 +191,7 @@ def _mismatch(dtype: torch.dtype, wide: bool, device: torch.device) -> float:
     assert own is not None
     if wide:
         model.raw_logits = lambda hidden: hidden.float() @ own.float().t()  # type: ignore[method-assign]
-        model.graph_loop = GraphLoop(model.buffers, model.raw_logits)
+        model.graph_loop = GraphLoop(model.buffers, model._run, model.module, model.raw_logits)
     prompts, groups, _, _ = _rows(device)
     keys = row_keys(3, 4, groups.cpu(), torch.arange(COPIES).repeat(len(prompts)))
     rows = model.graph_loop(_request(prompts, keys, []))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import cProfile
+import io
 import json
+import pstats
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -11,7 +14,7 @@ import torch
 
 from bench.compare.counting import Work, ideal_seconds, train_flops
 from bench.gpu.day import Place, Section
-from bench.gpu.limits import machine
+from bench.gpu.limits import machine, timed
 from bench.gpu.runs import assembled, case_of, step
 from bench.models import SIZES
 from oncurve.base.errors import OncurveError
@@ -76,6 +79,8 @@ def profiled(place: Place) -> None:
                 if place.device.type == "cuda":
                     torch.cuda.synchronize()
             place.note(phase, _kernels(seen))
+            place.note(f"{phase}, seconds", timed(place.device, call)[0])
+            place.note(f"{phase}, Python", _python(call))
 
 
 def _phases(run: Any) -> list[tuple[str, Any]]:
@@ -97,6 +102,15 @@ def _phases(run: Any) -> list[tuple[str, Any]]:
     ]
 
 
+def _python(call: Any) -> list[str]:
+    """Return the functions that take the most of the interpreter's time."""
+    seen = cProfile.Profile()
+    seen.runcall(call)
+    said = io.StringIO()
+    pstats.Stats(seen, stream=said).sort_stats("tottime").print_stats(KERNELS)
+    return [line.strip()[:140] for line in said.getvalue().splitlines() if line.strip()]
+
+
 def _kernels(seen: Any) -> dict[str, Any]:
     """Return what ran on the device: number, microseconds, and the longest by name with both."""
     found, count, span = Counter[str](), Counter[str](), []
@@ -106,7 +120,9 @@ def _kernels(seen: Any) -> dict[str, Any]:
             count[event.name[:100]] += 1
             span += [event.time_range.start, event.time_range.end]
     longest = {name: [round(time), count[name]] for name, time in found.most_common(KERNELS)}
+    host = sorted(seen.key_averages(), key=lambda each: -each.self_cpu_time_total)
     return {
+        "host": {each.key[:60]: [round(each.self_cpu_time_total), each.count] for each in host[:KERNELS]},
         "kernels": sum(count.values()),
         "busy": round(sum(found.values())),
         "span": max(span) - min(span) if span else None,
@@ -128,5 +144,5 @@ SECTIONS = {
     "profile": Section(profiled, 90),
     "larger": Section(larger, 200),
     "long": Section(long, 120),
-    "sweep": Section(sweep, 120),
+    "sweep": Section(sweep, 100),
 }

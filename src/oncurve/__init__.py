@@ -1,6 +1,7 @@
 """oncurve: GRPO and its relatives for language models.
 
     oncurve.train(...)     a run in one call: model, data, reward; oncurve.resume(...) continues one
+    oncurve.sft(...)       the same on demonstrations: supervised fine-tuning, a warm start
     oncurve.GRPO(...)      the smallest API: any module, token tensors
     oncurve.group_advantages, oncurve.kl_value, ...   the maths as pure functions of tensors
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from oncurve.kl import kl_value as kl_value
     from oncurve.losses import clipped_surrogate as clipped_surrogate
     from oncurve.ops import entropy as entropy, token_logprobs as token_logprobs
-    from oncurve.run import TrainedRun as TrainedRun, resume as resume, train as train
+    from oncurve.run import TrainedRun as TrainedRun, resume as resume, sft as sft, train as train
     from oncurve.types import (
         Completion as Completion,
         Group as Group,

@@ -31,8 +31,9 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
     T is the longest completion (`pad_length`, where it is given). `loss_mask` is on for every token that the policy
     wrote (`Completion.trained`), except in completions without a valid score and, with `mask_truncated`, in those that
     `ended == "length"`: these stay in the group's statistics, but are not trained. Recorded log-probs and rewards are
-    kept in float64, exactly as recorded. Step rewards are carried where any score has them; `token_rewards` are made of
-    both. Single rewards are carried where their weights are known.
+    kept in float64, exactly as recorded; a batch with a completion that was given has no recorded log-probs. Step
+    rewards are carried where any score has them; `token_rewards` are made of both. Single rewards are carried where
+    their weights are known.
 
     Raises ValueError: no groups, a group without completions, scores, log-probs or `trained` that do not match the
     completions one to one, a non-finite valid reward, a completion longer than `pad_length`.
@@ -50,6 +51,7 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
     valid = torch.tensor([score.valid for _, score in rows])
     truncated = torch.tensor([completion.ended == "length" for completion in completions])
     trained = valid & ~truncated if mask_truncated else valid
+    given = any(completion.ended == "given" for completion in completions)
     steps: dict[str, Tensor] = {}
     if any(score.step_ends for _, score in rows):
         steps = {
@@ -68,7 +70,7 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
         rewards=torch.tensor([score.reward if score.valid else 0.0 for _, score in rows], dtype=torch.float64),
         truncated=truncated,
         policy_versions=torch.tensor([completion.policy_version for completion in completions]),
-        rollout_logprobs=_pad([completion.logprobs for completion in completions], torch.float64, width),
+        rollout_logprobs=None if given else _pad([each.logprobs for each in completions], torch.float64, width),
         **steps,
         **_components([score for _, score in rows]),
     )
@@ -126,7 +128,7 @@ def _check(group: Group) -> None:
     if len(group.scores) != len(group.completions):
         raise ValueError(f"{name} has {len(group.completions)} completions but {len(group.scores)} scores")
     for completion, score in zip(group.completions, group.scores, strict=True):
-        if len(completion.logprobs) != len(completion.ids):
+        if len(completion.logprobs) != len(completion.ids) and completion.ended != "given":
             raise ValueError(f"{name}: {len(completion.ids)} tokens but {len(completion.logprobs)} log-probs")
         if completion.trained is not None and len(completion.trained) != len(completion.ids):
             raise ValueError(f"{name}: {len(completion.ids)} tokens but {len(completion.trained)} entries in `trained`")

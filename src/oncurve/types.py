@@ -54,7 +54,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
-Ending = Literal["eos", "stop", "length"]
+Ending = Literal["eos", "stop", "length", "given"]
 
 Messages = str | tuple[Mapping[str, Any], ...]
 """A prompt or a completion: text, or the messages of a chat."""
@@ -82,7 +82,8 @@ class Completion:
     """The text that follows a prompt: `ids` include the ending EOS or stop tokens, `text` does not.
 
     `logprobs[t]` is the log-probability of `ids[t]` under the distribution it was sampled from (temperature applied).
-    The sampler records `ended`, so it is never guessed: `"length"` is a truncated completion.
+    The sampler records `ended`, so it is never guessed: `"length"` is a truncated completion. `"given"` is one of the
+    data, a demonstration, which no sampler has written: it has no `logprobs`.
     `trained[t]` False: the policy did not write this token (a tool did); the policy reads it and is not trained on it,
     and its entry in `logprobs` has no meaning (0 by convention). None: the policy wrote all tokens.
     """

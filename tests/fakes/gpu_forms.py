@@ -3,17 +3,20 @@
 compiled functions   the kernels that the compiler makes of each, `COMPILED`
 packed training      torch's flash kernels by the oracle's functions
 decoding             the functions that Triton's kernels equal; `pretended_gpu.Captures` in place of CUDA graphs
+sampler              its kernel in plain torch
 optimizer            torch's fused AdamW, as on CUDA
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.adamw import adamw as torch_adamw
 
 from fakes import pretended_gpu
@@ -23,10 +26,12 @@ from oncurve.machine import compiled
 from oncurve.models import backend, network
 from oncurve.models.attention import FlashContext, PackedContext, flash
 from oncurve.models.decode import paged_attention
+from oncurve.ops import at_least_float32
+from oncurve.rollout import sampler
 from oracles.plain_flash import plain_backward, plain_forward
 
-COMPILED = {"_differentiated": 3, "_sums": 2}
-"""Kernels of a compiled function where they are not one: a sum over rows takes two, a maximum before a sum one more."""
+COMPILED = {"_differentiated": 3}
+"""Kernels of a compiled function where they are not one."""
 
 FLASH_BACKWARD = 6
 """A dot product per query, zeros to add to, the gradients, the queries' own cast; sums over grouped heads of two."""
@@ -46,6 +51,9 @@ def pretend(patch: pytest.MonkeyPatch) -> pretended_gpu.Captures:
     patch.setattr(FlashContext, "kernels", flash.Kernels(*kernels))
     decoding = fused(paged_attention.write, "write"), fused(paged_attention.attend, "attend", ATTEND)
     patch.setattr(paged_attention, "functions_for", lambda *_: decoding)
+    patch.setattr(sampler, "on_gpu", on_gpu)
+    sums = SimpleNamespace(tops_and_sums=fused(tops_and_sums, "tops and sums"))
+    patch.setitem(sys.modules, "oncurve.rollout.triton_sums", sums)
     patch.setattr(backend, "capture_on", lambda device: captures if on_gpu(device) else None)
     patch.setattr(adamw, "adamw", lambda *parts, **options: torch_adamw(*parts, **{**options, "fused": True}))
     for name, backward in (("scaled_dot_product_attention", 3), ("rms_norm", 2)):
@@ -56,6 +64,13 @@ def pretend(patch: pytest.MonkeyPatch) -> pretended_gpu.Captures:
 
 def on_gpu(device: torch.device) -> bool:
     return device.type == pretended_gpu.NAME
+
+
+def tops_and_sums(logits: Tensor, block: int, temperature: float) -> tuple[Tensor, Tensor]:
+    blocks = nn.functional.pad(at_least_float32(logits), (0, -logits.shape[1] % block), value=-torch.inf)
+    blocks = blocks.unflatten(1, (-1, block))
+    tops = blocks.amax(2)
+    return tops, ((blocks - tops[..., None]) / temperature).exp().sum(2)
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:

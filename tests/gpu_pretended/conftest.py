@@ -8,6 +8,8 @@ import torch
 from fakes import pretended_gpu
 from fakes.gpu_forms import pretend
 
+pretended_gpu.device()  # while tests are collected: the first backward pass of a process counts the devices
+
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[pretended_gpu.Captures]:

@@ -5,6 +5,7 @@ one is to be written down here. Kernels are counted on Qwen2's structure with th
 depend on widths; a layer's are the difference of two depths.
 """
 
+import gc
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fakes.architectures import prompts_of, seeded
 from fakes.decoding import request
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
-from oncurve.forecast.memory import Variant
+from oncurve.forecast.memory import GRAPHS, Variant
 from oncurve.forecast.shapes import StepWork, shape_of
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
@@ -27,14 +28,14 @@ from oncurve.randomness import row_keys
 from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
 
 FIGURES: dict[str, Any] = {
-    "decoding: kernels per token and layer": 17,
-    "decoding: kernels per token beside the layers": 63,
+    "decoding: kernels per token and layer": 13,
+    "decoding: kernels per token beside the layers": 67,
     "decoding with LoRA: kernels per token and layer": 30,
     "decoding: waits in 32 tokens": 0,
     "decoding: copies in 32 tokens": 5,
     "admission: kernels per group and layer": 1,
     "admission: kernels per group beside the layers": 0,
-    "admission: kernels of one group": 70,
+    "admission: kernels of one group": 65,
     "admission: waits": 4,
     "micro-batch: kernels per layer": 75,
     "micro-batch: kernels beside the layers": 324,
@@ -46,7 +47,7 @@ FIGURES: dict[str, Any] = {
     "optimizer: waits": 2,
     "captures after the first step": 0,
     "captures after the first step, with evaluation": 0,
-    "captures after the first step, with a lag": 2,
+    "captures after the first step, with a lag": 1,
 }
 
 
@@ -195,21 +196,26 @@ def all_captured(captures: pretended_gpu.Captures) -> dict[str, Any]:
     }
 
 
-@pytest.mark.xfail(strict=False, reason="the forecast counts what a gated product no longer keeps")
 def test_a_run_takes_the_memory_that_is_forecast(captures: pretended_gpu.Captures) -> None:
-    """Forecast and live bytes of a rollout and of an update, each after one that made what stays."""
+    """Forecast and live bytes of a rollout and of an update, each after one that made what stays.
+
+    The pretended graphs have no memory of their own, and at the update there are none yet.
+    """
     sizes = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 512}
     before = pretended_gpu.live_bytes()
     module = qwen2(4, **sizes).to(pretended_gpu.device())
     learner = learner_of(loaded_from(module).model)
     learner.update(batch_of(32))
+    gc.collect()
     with pretended_gpu.watch() as updates:
         learner.update(batch_of(32))
     rollouts = rollout(learner.model, 8, 64, 16)
     found = {"rollout": rollouts.peak_bytes - before, "training": updates.peak_bytes - before}
     works = {"rollout": StepWork(8, 2, 64, (16,) * 8), "training": StepWork(6, 4, 25, (12,) * 6)}
-    shape = shape_of(module.config)
-    wanted = {phase: Variant(shape, work, on_cpu=False).memory().phases[phase] for phase, work in works.items()}
+    rooms, shape = {"rollout": float("inf"), "training": 0.0}, shape_of(module.config)
+    variants = {phase: Variant(shape, work, on_cpu=False, room=rooms[phase]) for phase, work in works.items()}
+    wanted = {phase: variant.memory().phases[phase] for phase, variant in variants.items()}
+    wanted["rollout"] -= GRAPHS
     assert found == {phase: pytest.approx(wanted[phase], rel=0.15) for phase in found}
 
 

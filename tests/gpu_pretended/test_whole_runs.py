@@ -15,11 +15,14 @@ import pytest
 import torch
 
 import oncurve
-from fakes.architectures import architecture
+from fakes import pretended_gpu
+from fakes.architectures import ARCHITECTURES, architecture, fast_model, prompts_of
 from fakes.classifiers import lay_down
+from fakes.decoding import request
 from fakes.reward_examples import spoilt
 from oncurve.models.classifiers import load
 from oncurve.models.loading import weights
+from oncurve.randomness import row_keys
 from oncurve.reward_models import OutcomeModel, ProcessModel
 from oncurve.tasks.arithmetic import problems, solution
 from oncurve.types import LabelledSteps, PreferencePair
@@ -86,6 +89,16 @@ def trained(case: str, device: torch.device) -> oncurve.TrainedRun:
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_is_that_of_the_cpu(case: str, gpu: torch.device) -> None:
     compare(trained(case, gpu), trained(case, CPU), EXACT)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_each_architecture_decodes_in_graphs_what_the_cpu_decodes(name: str, captures: pretended_gpu.Captures) -> None:
+    keys = row_keys(0, 1, torch.arange(3).repeat_interleave(2), torch.arange(2).repeat(3))
+    asked = request(prompts_of(4, 9, 1), keys, [5], 20, temperature=0.8)
+    models = [fast_model(name, torch.float64, device=device) for device in (pretended_gpu.device(), CPU)]
+    ours, theirs = (model.token_loop()(asked) for model in models)
+    assert captures.made
+    assert [row.ids for row in ours] == [row.ids for row in theirs]
 
 
 @pytest.fixture(scope="module")

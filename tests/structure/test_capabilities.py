@@ -18,7 +18,9 @@ from oncurve.losses import OBJECTIVE_KINDS, Clipped
 
 SOURCE = Path(oncurve.__file__).parents[1]
 MODULES = ["oncurve", *(found.name for found in pkgutil.walk_packages(oncurve.__path__, "oncurve."))]
-FILES = {name: SOURCE / Path(*name.split(".")) for name in MODULES if not name.endswith("__main__")}
+NOT_EVERYWHERE = ("__main__", ".triton_kernels", ".triton_sums")
+FILES = {name: SOURCE / Path(*name.split(".")) for name in MODULES if not name.endswith(NOT_EVERYWHERE)}
+"""Those with kernels are imported only where Triton is."""
 
 
 def source_of(module: str) -> str:
@@ -53,7 +55,7 @@ def names_in(tree: ast.AST, module: Any) -> dict[str, Any]:
     """What each name of a file is: globals of the module, and what functions import."""
     names = dict(vars(module))
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
+        if isinstance(node, ast.ImportFrom) and node.module is not None and "triton" not in node.module:
             home = importlib.import_module(node.module)
             names |= {alias.asname or alias.name: getattr(home, alias.name, None) for alias in node.names}
     return names

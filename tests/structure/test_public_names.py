@@ -34,7 +34,7 @@ def test_dir_lists_the_public_names_and_an_unknown_one_is_an_attribute_error() -
 
 
 def modules() -> list[str]:
-    files = [path for path in SOURCE.rglob("*.py") if path.name != "__main__.py"]
+    files = [path for path in SOURCE.rglob("*.py") if path.name != "__main__.py" and "triton_" not in path.name]
     return sorted(
         ".".join(("oncurve", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
         for path in files

@@ -38,6 +38,7 @@ OPTIONAL = {
     "reference",
     "reward_model",
     "rollouts",
+    "sft",
     "iterative",
     "entropy",
     "eval",

@@ -6,8 +6,8 @@ whole reward, the KL included where it is part of the reward. It states of itsel
     min_valid_completions   the number of valid completions that a group needs for it
     needs                   what else it reads: "siblings" (other completions of the prompt), "values" (a critic's),
                             "steps" (rewards of single steps), "components" (the single rewards of `[[rewards]]`),
-                            "nonnegative" (rewards of 0 or more), "teacher" (a teacher's log-probs). Left out: none of
-                            these
+                            "nonnegative" (rewards of 0 or more), "teacher" (a teacher's log-probs); "demonstrations"
+                            (completions of `[sft]`, not sampled ones). Left out: none of these
     teacher, template       with "teacher": the model (None: the policy itself), and the prompt that it reads, from
                             columns (None: the policy's). Left out: None
     reads_rewards           whether it reads rewards. Left out: True
@@ -16,6 +16,7 @@ whole reward, the KL included where it is part of the reward. It states of itsel
 
 from dataclasses import dataclass
 
+from oncurve.advantages.demonstration import DemonstrationAdvantage as DemonstrationAdvantage
 from oncurve.advantages.distill import Distill as Distill, distillation_advantages as distillation_advantages
 from oncurve.advantages.gae import GAEAdvantage as GAEAdvantage, gae as gae, whiten as whiten
 from oncurve.advantages.gdpo import GDPOAdvantage as GDPOAdvantage, decoupled_sums as decoupled_sums
@@ -36,7 +37,7 @@ from oncurve.advantages.reinforce_pp import (
 from oncurve.advantages.rloo import RLOOAdvantage as RLOOAdvantage, rloo_advantages as rloo_advantages
 from oncurve.components import Component, lacking, misstated, nested_in, stated, unflagged
 
-ADVANTAGE_NEEDS = frozenset({"siblings", "values", "steps", "components", "nonnegative", "teacher"})
+ADVANTAGE_NEEDS = frozenset({"siblings", "values", "steps", "components", "nonnegative", "teacher", "demonstrations"})
 """All that an advantage can need."""
 
 ADVANTAGE_KINDS: dict[str, type[Component]] = {
@@ -51,6 +52,7 @@ ADVANTAGE_KINDS: dict[str, type[Component]] = {
     "opo": OPOAdvantage,
     "passk": PassKAdvantage,
     "distill": Distill,
+    "demonstration": DemonstrationAdvantage,
 }
 
 

@@ -131,6 +131,32 @@ def train(
 
 
 @app.command(cls=CommandWithExamples)
+def sft(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe with [sft], or with --data any recipe or a model.", metavar=RECIPE)
+    ],
+    overrides: Overrides = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="The demonstrations: a file, a folder or a hub id, in place of sft.data."),
+    ] = None,
+    reward: Reward = None,
+    preset: Preset = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
+    trust: Trust = False,
+) -> None:
+    """Fine-tune a model on demonstrations: the warm start of [sft], by itself.
+
+    Rows have a prompt and a completion, messages, or text. `oncurve train` makes this stage itself where its recipe has
+    [sft]. Rewards score the samples of evaluations.
+    """
+    from oncurve.run import sft_config, train_recipe
+
+    config, base, name = sft_config(recipe, overrides or [], data, reward or [], preset or [])
+    exit_with(train_recipe(config, base, out, f"{Path(name).stem}-sft"))
+
+
+@app.command(cls=CommandWithExamples)
 def init(
     name: Annotated[str, typer.Argument(help="The shipped recipe to begin with.", metavar="NAME")] = "own",
     out: Annotated[Path | None, typer.Option("--out", help="The file to write; it must not exist yet.")] = None,
@@ -287,6 +313,7 @@ def plan_command(
         int | None, typer.Option("--completion-tokens", help="Tokens per completion (default: the maximum).")
     ] = None,
     machine: Annotated[str | None, typer.Option("--machine", help="A GPU by name, instead of this machine.")] = None,
+    sft: Annotated[bool, typer.Option("--sft", help="Predict the warm start of [sft] in place of the run.")] = False,
     memory: Annotated[str | None, typer.Option("--memory", help="Memory of the machine: 80GiB.")] = None,
     tflops: Annotated[float | None, typer.Option("--tflops", help="Its bf16 TFLOP/s in matrix products: 790.")] = None,
     bandwidth: Annotated[str | None, typer.Option("--bandwidth", help="Its memory bandwidth: 4300GB/s.")] = None,
@@ -310,6 +337,7 @@ def plan_command(
     words += [f"{key}={value}" for key, value in sizes.items() if value is not None]
     with only_looking():
         config, base, _ = command_config(recipe, words, data, reward or [], preset or [], "plan")
+        config = config.stage if sft else config
         config = config.model_copy(update={"model": config.model.model_copy(update={"trust_remote_code": False})})
         known = (model, parameters, prompt_tokens, (machine, memory, tflops, bandwidth), words)
         found = forecast_command(config, base, recipe or "no recipe", *known, lambda line: complain(f"{line} ..."))

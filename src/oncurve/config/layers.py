@@ -24,7 +24,7 @@ from oncurve.base.paths import is_data_set_id, names_rows, not_a_file, usable_pa
 from oncurve.base.shipped import PRESETS as PRESETS, RECIPES as RECIPES, SUFFIXES, shipped as shipped
 from oncurve.config.yaml_text import read_yaml
 
-DATA_KEYS = {("data", "path"), ("data", "eval_path")}
+DATA_KEYS = {("data", "path"), ("data", "eval_path"), ("sft", "data"), ("sft", "eval_data")}
 FILE_KEYS = {*DATA_KEYS, ("iterative", "history")}
 MODEL_KEYS = {("model", "path"), ("advantage", "teacher"), ("reward_model", "path"), ("rewards", "path")}
 CODE_LISTS = {("tracking", "to")}

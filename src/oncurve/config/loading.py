@@ -134,10 +134,16 @@ def merge(layers: Sequence[Layer], schema: Schema[Any] = RUN) -> dict[str, Any]:
     return tables
 
 
-TABLES = {("data", "chat_template_kwargs"), ("data", "columns"), ("advantage", "base"), ("rewards", "kwargs")}
+TABLES = {
+    ("data", "chat_template_kwargs"),
+    ("data", "columns"),
+    ("sft", "columns"),
+    ("advantage", "base"),
+    ("rewards", "kwargs"),
+}
 """Settings that are tables, so that a third part of a key changes one entry: `data.chat_template_kwargs.x=1`."""
 
-RIVALS = (("run.steps", "run.epochs"), ("learner.warmup_steps", "learner.warmup_ratio"))
+RIVALS = (("run.steps", "run.epochs"), ("learner.warmup_steps", "learner.warmup_ratio"), ("sft.steps", "sft.epochs"))
 """Keys of which one says what the other would: the later layer's counts."""
 
 

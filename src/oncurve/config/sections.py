@@ -13,11 +13,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, SerializeAsAny, SkipValidation
 from torch import Tensor
 
-from oncurve.advantages import ADVANTAGE_KINDS, GroupAdvantage, check_advantage
+from oncurve.advantages import ADVANTAGE_KINDS, DemonstrationAdvantage, GroupAdvantage, check_advantage, needs_of
 from oncurve.base.paths import path_component
 from oncurve.cluster import CLUSTER_KINDS, Cluster, NoCluster, check_cluster, cluster_meant
 from oncurve.components import Component, Inert, check_of, kind_of
 from oncurve.config.schema import Schema, Section, fixed
+from oncurve.config.warm_start import SftSettings
 from oncurve.data import DATA_KINDS, DataSettings, Files, check_data
 from oncurve.learner import (
     CRITIC_KINDS,
@@ -43,6 +44,7 @@ from oncurve.losses import (
     Objective,
     PolicyAndKL,
     Regularizer,
+    Reinforce,
     TokenMean,
     WithoutOffPolicy,
     check_aggregation,
@@ -206,6 +208,7 @@ class RunConfig(Component):
     cluster: Annotated[Cluster, SkipValidation] = NoCluster()
     reward_model: SerializeAsAny[RewardModelSettings | NoRewardModel] = NoRewardModel()
     iterative: IterativeSettings = IterativeSettings()
+    sft: SftSettings = SftSettings()
     checkpoint: RunCheckpointSettings = RunCheckpointSettings()
     rollouts: RolloutsSettings = RolloutsSettings()
     eval: EvalSettings = EvalSettings()
@@ -276,6 +279,37 @@ class RunConfig(Component):
         return self.model_copy(update={"run": self.run.model_copy(update={"steps": steps, "epochs": None})})
 
     @property
+    def demonstrates(self) -> bool:
+        """Return whether the run trains on the demonstrations of `[sft]`, and samples in evaluations alone."""
+        return "demonstrations" in needs_of(self.advantage)
+
+    @property
+    def warm_starts(self) -> bool:
+        """Return whether the stage of `[sft]` comes before step 1."""
+        return self.sft.present and not self.demonstrates
+
+    @property
+    def stage(self) -> RunConfig:
+        """The configuration of the warm start: a run on the demonstrations, by maximum likelihood at temperature 1.
+
+        It keeps model, adapter, optimizer, cluster, checkpoints, evaluation and trackers; all of its steps are made.
+        """
+        sft, defaults = self.sft, RunConfig()
+        changes: dict[str, dict[str, Any]] = {
+            "run": {"steps": sft.steps or 1, "epochs": None if sft.steps else sft.epochs},
+            "data": {"prompts_per_step": sft.batch_size},
+            "rollout": {"group_size": 1},
+            "kl": {"coef": 0.0},
+            "learner": {"learning_rate": sft.learning_rate, "ppo_epochs": 1, "minibatches": 1, "target_kl": None},
+            "checkpoint": {"best": None},
+            "eval": {"patience": 0},
+        }
+        changed = {name: getattr(self, name).model_copy(update=update) for name, update in changes.items()}
+        others = ("reference", "entropy", "aggregation", "filter", "correction", "critic", "reward_model", "iterative")
+        changed |= {name: getattr(defaults, name) for name in others}
+        return self.model_copy(update=changed | {"advantage": DemonstrationAdvantage(), "objective": Reinforce()})
+
+    @property
     def trains_older(self) -> bool:
         """Return whether steps train on completions by older weights than those that they begin with."""
         return self.filter.keeps_surplus or self.cluster.facts.lag > 0
@@ -329,6 +363,7 @@ SECTIONS: dict[str, Section] = {
     "cluster": Section(CLUSTER_KINDS, "none", check_cluster, cluster_meant),
     "reward_model": Section(REWARD_MODEL_KINDS, "none"),
     "iterative": fixed(IterativeSettings),
+    "sft": fixed(SftSettings),
     "checkpoint": fixed(RunCheckpointSettings),
     "rollouts": fixed(RolloutsSettings),
     "eval": fixed(EvalSettings),

@@ -1,6 +1,13 @@
 """Prompts: rows from a source, each made into a prompt, in an order that is a function of seed and cursor."""
 
 from oncurve.data.columns import MISSING as MISSING, value_at as value_at
+from oncurve.data.containers import as_rows as as_rows
+from oncurve.data.demonstrations import (
+    DemonstrationRows as DemonstrationRows,
+    Demonstrations as Demonstrations,
+    load_demonstrations as load_demonstrations,
+    open_demonstrations as open_demonstrations,
+)
 from oncurve.data.files import Files as Files
 from oncurve.data.jsonl import read_jsonl as read_jsonl
 from oncurve.data.order import PromptOrder as PromptOrder

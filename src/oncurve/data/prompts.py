@@ -46,7 +46,7 @@ def _check_prompt(prompt: Any, settings: DataSettings, place: str) -> None:
     if isinstance(prompt, str):
         if not prompt:
             raise DataError(f"{place} is an empty string; there is nothing to ask")
-    elif _is_token_ids(prompt):
+    elif is_token_ids(prompt):
         if min(int(token) for token in prompt) < 0:
             raise DataError(f"{place} holds a negative token id; ids count from 0")
         if settings.system is not None:
@@ -86,7 +86,8 @@ def _check_message(message: Any, place: str) -> None:
         raise DataError(f"{place}: 'content' must be a string, got {message.get('content')!r:.60}")
 
 
-def _is_token_ids(prompt: Any) -> bool:
+def is_token_ids(prompt: Any) -> bool:
+    """Return whether a prompt or a completion is token ids."""
     if isinstance(prompt, Tensor):
         return prompt.dim() == 1 and len(prompt) > 0 and not prompt.is_floating_point()
     return isinstance(prompt, (list, tuple)) and len(prompt) > 0 and all(type(item) is int for item in prompt)
@@ -99,7 +100,7 @@ def prompt_columns(row: Mapping[str, Any], settings: DataSettings) -> dict[str, 
     if settings.template is not None:
         return dict(row)
     own = settings.prompt_column
-    left_out = own in row and (own == "prompt" or _is_token_ids(row[own]))
+    left_out = own in row and (own == "prompt" or is_token_ids(row[own]))
     return {name: value for name, value in row.items() if name != own or not left_out}
 
 
@@ -176,7 +177,7 @@ class Prompts:
 
     def _asked(self, number: int, asked: Any, columns: dict[str, Any]) -> Prompt:
         """Return the prompt of a row: a string, messages, or token ids."""
-        if _is_token_ids(asked):
+        if is_token_ids(asked):
             ids = tuple(int(item) for item in asked)
             return Prompt(number, "" if self.tokenizer is None else self.tokenizer.decode(ids), ids, columns)
         if self.tokenizer is None:
@@ -215,7 +216,7 @@ def open_prompts(
         _check_teacher(prompts, teacher, fits)
     if vocabulary is not None and settings.template is None and not rows.generated:
         for row, number in zip(rows.items, rows.numbers, strict=True):
-            _check_vocabulary(row[settings.prompt_column], vocabulary, f"{rows.place(number)}: the prompt")
+            check_vocabulary(row[settings.prompt_column], vocabulary, f"{rows.place(number)}: the prompt")
     if len(rows):
         prompts[0]  # a tokenizer that cannot make the prompts fails now
     room = math.inf if fits is None else fits
@@ -274,8 +275,9 @@ def _too_long(lengths: Sequence[int], longest: float, room: float) -> str:
     )
 
 
-def _check_vocabulary(prompt: Any, vocabulary: int, place: str) -> None:
-    if _is_token_ids(prompt):
+def check_vocabulary(prompt: Any, vocabulary: int, place: str) -> None:
+    """Raise DataError: token ids that the model does not have."""
+    if is_token_ids(prompt):
         ids = [int(token) for token in prompt]
         if max(ids) >= vocabulary:
             raise DataError(f"{place} holds the token id {max(ids)}; the model has ids from 0 to {vocabulary - 1}")

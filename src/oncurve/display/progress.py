@@ -24,7 +24,7 @@ PLAIN_LINES = 60  # a longer run prints every second, third, ... step
 REDRAW_SECONDS = 0.25  # between two updates of a notebook's output
 _BAR = 22
 _SPARK = 14
-_BOLD = frozenset({"reward", "accuracy", "no gradient:"})
+_BOLD = frozenset({"reward", "loss", "accuracy", "no gradient:"})
 _RECENT = 20  # steps from which the time left is told
 _STILL = 3  # steps without a gradient after which the line says so
 
@@ -172,6 +172,8 @@ class Progress:
         elif "reward/mean" in metrics:
             curve = sparkline(self._rewards, _SPARK, ascii_only=self._plain)
             found.append(("reward", f"{short(metrics['reward/mean'], zeros=True)} [{curve:<{_SPARK}}]"))
+        elif "policy/objective_loss" in metrics and "policy/teacher_kl" not in metrics:
+            found.append(("loss", short(metrics["policy/objective_loss"], zeros=True)))
         if self._accuracy is not None:
             found.append(("accuracy", share(self._accuracy)))
         for key, label, words in FIELDS:

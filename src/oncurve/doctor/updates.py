@@ -23,6 +23,7 @@ ROUNDING = 2e-5
 
 LEAST_ENTROPY, ENTROPY_LEFT = 0.01, 0.05
 MISMATCH, MISMATCH_FLOAT32 = 0.05, 1e-3
+MEMORISED = 1.05
 
 
 def _kl(case: Case) -> str:
@@ -89,13 +90,20 @@ def _rate_too_low(case: Case) -> str | None:
 
 def _entropy(case: Case) -> str | None:
     now, first = case.mean("policy/entropy"), case.at_first("policy/entropy")
-    if now is None or case.solved:
+    if now is None or case.solved or case.setting("advantage.kind") == "demonstration":
         return None
     fallen = first is not None and now < ENTROPY_LEFT * first and not case.rising
     if now >= LEAST_ENTROPY and not fallen:
         return None
     since = f", {now / first:.1%} of that of the first steps" if first else ""
     return f"The entropy is {now:.2g} nats per token in the last {case.span} steps{since}"
+
+
+def _memorised(case: Case) -> str | None:
+    losses = [line["eval/loss"] for line in case.lines if "eval/loss" in line]
+    if len(losses) < 2 or losses[-1] <= MEMORISED * min(losses):
+        return None
+    return f"The loss of held-out demonstrations is {losses[-1]:.3g} nats per token, and was {min(losses):.3g} before"
 
 
 def _mismatch(case: Case) -> str | None:
@@ -198,6 +206,16 @@ UPDATE_RULES = (
             "Check learner.warmup_steps and learner.schedule.",
         ),
         ("finite",),
+    ),
+    Rule(
+        "demonstrations-memorised",
+        "hint",
+        _memorised,
+        "The policy learns the demonstrations by heart, and becomes worse on others of their kind.",
+        (
+            "Make fewer passes: a lower sft.epochs, or sft.learning_rate.",
+            "Give more demonstrations, or train an adapter (lora.rank).",
+        ),
     ),
     Rule(
         "sampler-mismatch",

@@ -28,6 +28,7 @@ from oncurve.forecast.scaling import rehearse_and_scale
 from oncurve.forecast.shapes import MODELS, ModelShape, StepWork, shape_of, shape_of_size
 from oncurve.forecast.unloaded import (
     ASSUMED_PROMPT,
+    demonstration_lengths,
     prompt_lengths,
     read_model_config,
     reward_model_bytes,
@@ -44,6 +45,9 @@ UNIMPORTED = 150e6
 
 CONTEXT = 600e6
 """What CUDA and its libraries take of a card before the first tensor."""
+
+SAMPLING = ("prefill", "decode", "decode_step")
+"""The phases of a rollout."""
 
 REFUSED = 1.15
 """A run is refused where the formulas say so many times what is there: they are that far off at most, mostly above."""
@@ -83,10 +87,17 @@ def forecast_command(
     trusted = config.model.trust_remote_code
     stored = read_model_config(config.model.source(weights=False), trusted) if asked is None else None
     shape = with_adapter(asked or shape_of(stored, count_parameters(stored)), config.lora, stored)
+    shown = None
+    if config.demonstrates:
+        *shown, longest = demonstration_lengths(config, base)
+        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_new_tokens": longest})})
     completion = config.rollout.max_new_tokens
     _check_positions(shape, 1, completion)
     room = None if shape.positions is None else shape.positions + 1 - completion
-    lengths, notes = prompt_lengths(config, base, prompt_tokens, asked is None, room)
+    if shown is None:
+        lengths, notes = prompt_lengths(config, base, prompt_tokens, asked is None, room)
+    else:
+        lengths, notes = shown[0], ["a warm start samples in evaluations alone, which are not in the time of a step"]
     _check_positions(shape, max(lengths), completion)
     notes += _not_counted(config)
     keeps_kl = any(word.startswith(("kl.", "reference.")) and not word.startswith("kl.coef") for word in words)
@@ -95,6 +106,9 @@ def forecast_command(
         plan = _on_card(config, shape, work, place, title)
     else:
         plan = _on_this_machine(config, stored, shape, work, title, say)
+    if shown is not None:
+        seconds = {name: value for name, value in plan.seconds.items() if name not in SAMPLING}
+        plan = replace(plan, seconds={**seconds, "step": sum(seconds.values()) - seconds["step"]})
     variant = replace(plan.variant, keeps_kl=plan.variant.keeps_kl or keeps_kl)
     return _of_all_processes(replace(plan, variant=variant, notes=[*notes, *plan.notes]), config)
 
@@ -141,7 +155,7 @@ def _work(config: RunConfig, lengths: tuple[int, ...]) -> StepWork:
         config.rollout.group_size,
         config.rollout.max_new_tokens,
         lengths,
-        config.rollout.max_concurrent,
+        config.rollout.rows_at_once("cpu"),
         config.learner.tokens_per_micro_batch,
         config.learner.minibatches,
         config.learner.ppo_epochs,

@@ -187,7 +187,7 @@ class Variant:
         kept = 8 * shape.hidden + width * (2 * (shape.hidden + shape.intermediate + key * spread) + 3 * query)
         inside = width * (4 * shape.intermediate + 4 * shape.hidden)
         block = WORKSPACE_BYTES if self.on_cpu else ACCELERATOR_WORKSPACE_BYTES
-        logits = 4.0 * shape.vocabulary * work.largest_micro[1]
+        logits = float(width) * shape.vocabulary * work.largest_micro[1]
         most = FROZEN_KEPT_BYTES if shape.adapter else KEPT_BYTES
         fixed = HEAD_BLOCKS * min(float(block), logits) + min(float(most), logits)
         heap = HEAP if self.on_cpu else 1.0

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from oncurve.advantages import teacher_of
 from oncurve.base.errors import ModelError, UserError
 from oncurve.config import RunConfig
-from oncurve.data import load_rows, open_prompts
-from oncurve.models.loading import explained, load_config, load_tokenizer, online
+from oncurve.data import Demonstrations, Prompts, Rows, load_rows, open_prompts
+from oncurve.models.loading import eos_ids_of, explained, load_config, load_tokenizer, online
 
 ASSUMED_PROMPT = 256
 SAMPLED_PROMPTS = 256
@@ -41,12 +41,33 @@ def prompt_lengths(
         raise type(error)(f"{error}\nWithout it, say how long prompts are: --prompt-tokens 256") from error
     if not len(rows):
         return (assumed,) * count, [f"no rows; prompts are taken to have {assumed} tokens"]
+    prompts = open_prompts(_few(rows), config.data, tokenizer, fits)
+    return _spread([len(prompts[index].ids) for index in range(len(prompts))], count), []
+
+
+def demonstration_lengths(config: RunConfig, base: Path | None) -> tuple[tuple[int, ...], int]:
+    """Return the number of tokens of each prompt of an update of a warm start, and those of the longest completion.
+
+    Some demonstrations, evenly spread, are tokenised. Raises UserError: data or tokenizer are missing.
+    """
+    found = config.sft.load(config.data, base)
+    tokenizer = load_tokenizer(*_place(config.model.source(weights=False)), config.model.trust_remote_code)
+    prompts, whole = Prompts(_few(found.train), found.settings, tokenizer), found.whole or config.sft.train_on_prompts
+    made = Demonstrations(prompts, eos_ids_of(None, tokenizer), whole)
+    asked = [made[index] for index in range(len(made))]
+    longest = max(len(made.completion(prompt).ids) for prompt in asked)
+    return _spread([len(prompt.ids) for prompt in asked], config.data.prompts_per_step), longest
+
+
+def _few(rows: Rows) -> Rows:
     step = max(1, len(rows) // SAMPLED_PROMPTS)
-    few = rows.select(list(range(0, len(rows), step))[:SAMPLED_PROMPTS])
-    prompts = open_prompts(few, config.data, tokenizer, fits)
-    lengths = sorted(len(prompts[index].ids) for index in range(len(prompts)))
-    spread = tuple(lengths[(2 * place + 1) * len(lengths) // (2 * count)] for place in range(count))
-    return spread, []
+    return rows.select(list(range(0, len(rows), step))[:SAMPLED_PROMPTS])
+
+
+def _spread(lengths: list[int], count: int) -> tuple[int, ...]:
+    """Return `count` quantiles of the lengths."""
+    ranked = sorted(lengths)
+    return tuple(ranked[(2 * place + 1) * len(ranked) // (2 * count)] for place in range(count))
 
 
 def reward_model_bytes(config: RunConfig) -> float:

@@ -8,13 +8,10 @@ The CUDA forms run on a CPU too, where the tests compare them with the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch import nn
 
 from oncurve.models.attention import FlashContext, PackedContext
-from oncurve.models.decode import GraphBuffers, Run, capture_on
+from oncurve.models.decode import GraphBuffers, capture_on
 
 
 def packed_context(device: torch.device) -> type[PackedContext]:
@@ -22,9 +19,7 @@ def packed_context(device: torch.device) -> type[PackedContext]:
     return FlashContext if device.type == "cuda" else PackedContext
 
 
-def graph_buffers(
-    run: Run, module: nn.Module, device: torch.device, prepare: Callable[[], None]
-) -> GraphBuffers | None:
-    """Return where a model's rows are decoded in graphs; None on devices without."""
+def graph_buffers(device: torch.device) -> GraphBuffers | None:
+    """Return where rows are decoded in graphs; None on devices without."""
     capture = capture_on(device)
-    return None if capture is None else GraphBuffers(run, module, device, capture, prepare)
+    return None if capture is None else GraphBuffers(device, capture)

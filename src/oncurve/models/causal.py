@@ -164,7 +164,7 @@ class DecodeRequest:
     eos_ids          any of them ends a row; none: only the limits do
     draw             the sampler
     stop             finds stop strings; None: there are none
-    max_concurrent   at most so many rows are decoded at a time; None: as many as the loop chooses
+    max_concurrent   at most so many rows are decoded at a time; None: all
     """
 
     prompts: Sequence[Tensor]

@@ -21,6 +21,7 @@ from oncurve.models.decode import CachedDecoder, GraphBuffers, GraphLoop, HostLo
 from oncurve.models.head import matrix_of
 from oncurve.models.layers import (
     Block,
+    Joined,
     PrepackedWeights,
     Shared,
     blocks_of,
@@ -58,7 +59,7 @@ class TransformersModel:
         self._head: Any = network.get_output_embeddings()
         self._embedding: Any = network.get_input_embeddings()
         self._buffers: GraphBuffers | None = None
-        self._joined: PrepackedWeights = {}
+        self._joined: Joined = {}
         self._blocks: list[Block] = blocks_of(self._body)
         self._shared = self._blocks[0].shared if self._blocks else Shared()
         self._keeps_nothing = keeps_nothing(self._body)
@@ -66,8 +67,9 @@ class TransformersModel:
         self._hooks = narrow_positions(self._body) if self._wide else []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return a copy captures graphs of its own: those of this object read its weights."""
-        return {**vars(self), "_buffers": None, "_joined": {}}
+        """Return the state of a copy: it shares the buffers for decoding, which are made now if there are none."""
+        self.token_loop()
+        return {**vars(self), "_joined": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In a process that was sent this model, the hook is to be registered, too."""
@@ -111,14 +113,6 @@ class TransformersModel:
             hidden = self._run(ids, positions, context, prepacked)
         return hidden.clone()
 
-    def _run_joined(self, ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """Return `_run` with fewer products."""
-        return self._run(ids, positions, context, self._joined)
-
-    def _join(self) -> None:
-        """Join the weights of products with one input, which moves them."""
-        self._joined = join(self._products())
-
     def _products(self) -> dict[nn.Module, list[list[nn.Module]]]:
         return {block: block.groups() for block in self._blocks}
 
@@ -158,9 +152,10 @@ class TransformersModel:
         """In CUDA graphs on CUDA, whose buffers are kept from rollout to rollout; elsewhere with a cached decoder."""
         device = module_device(self.module)
         if self._buffers is None:
-            self._buffers = graph_buffers(self._run_joined, self.module, device, self._join)
+            self._buffers = graph_buffers(device)
         if self._buffers is not None:
-            return GraphLoop(self._buffers, self.raw_logits)
+            self._joined = join(self._products(), self._joined)
+            return GraphLoop(self._buffers, partial(self._run, prepacked=self._joined), self.module, self.raw_logits)
         return HostLoop(self.decoder, device)
 
     def free_decoding(self) -> bool:

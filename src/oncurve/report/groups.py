@@ -16,7 +16,7 @@ GROUPS_SHOWN = 2  # from the first step, and as many from the last
 COMPLETIONS_SHOWN = 8
 LONGEST_TEXT = 6000  # characters of a prompt or completion on the page; rollouts/ has all of it
 ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "target", "label")
-ENDINGS = {"eos": "end token", "stop": "stop string", "length": "cut off at the limit"}
+ENDINGS = {"eos": "end token", "stop": "stop string", "length": "cut off at the limit", "given": "demonstration"}
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,8 @@ def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
 def _featured(keys: Sequence[str]) -> list[str]:
     parts = [key for key in keys if key.startswith("rewards/")]
     found = {"rewards/": parts if len(parts) > 1 else []}
-    return [key for name in FEATURED for key in found.get(name, [name] if name in keys else [])]
+    featured = FEATURED if "reward/mean" in keys else ("policy/objective_loss", "eval/loss", *FEATURED)
+    return [key for name in featured for key in found.get(name, [name] if name in keys else [])]
 
 
 def _charts(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> list[Chart]:
@@ -169,6 +170,7 @@ def _tiles(run: RunRecord) -> list[Tile]:
     ends = max(1, len(run.metrics) // 10)
     for key, label in (
         ("reward/mean", "reward"),
+        ("eval/loss", "held-out loss, nats per token"),
         ("completions/length", "length, tokens"),
         ("policy/kl", "KL, nats per token"),
     ):

@@ -69,7 +69,7 @@ def _completion_record(completion: Completion, score: Score | None, advantages: 
         record["trained"] = list(completion.trained)
     if score is not None:
         record |= {
-            "reward": _plain(score.reward) if score.valid else None,
+            "reward": _plain(score.reward) if score.valid and completion.ended != "given" else None,
             "valid": score.valid,
             "parts": {name: _plain(value) for name, value in score.parts.items()},
             "fault": score.fault,

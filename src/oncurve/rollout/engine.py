@@ -139,7 +139,7 @@ def _outline(group: object) -> tuple[int, int] | None:
 
 
 class InProcessEngine(EngineBase):
-    """Samples with the policy's module in this process, at most `sampling.max_concurrent` rows at a time: groups
+    """Samples with the policy's module in this process, at most `sampling.rows_at_once` rows at a time: others
     wait until enough rows are free.
 
     sampling    the settings of a training rollout
@@ -241,7 +241,7 @@ class InProcessEngine(EngineBase):
             self._eos_ids + sampling.eos_ids,
             Sampler(sampling.temperature),
             StopSearch(table, [prompt.ids for prompt in prompts for _ in range(size)]) if table else None,
-            sampling.max_concurrent,
+            sampling.rows_at_once(module_device(model.module).type),
         )
         model.token_loop()(request, finish)
 

@@ -28,9 +28,13 @@ class Sampling(Component):
     eos_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Token ids that end a completion, in addition to the model's own."""
 
-    max_concurrent: int = Field(256, ge=1, le=10**6)
-    """Completions decoded at the same time, which bounds memory. The others wait, and start by whole groups as
-    completions end."""
+    max_concurrent: int | None = Field(None, ge=1, le=10**6)
+    """Completions decoded at the same time, which bounds memory; not set: 1024 on CUDA, or as many as fit, and 256
+    elsewhere. The others wait, and start as completions end."""
+
+    def rows_at_once(self, device_type: str) -> int:
+        """Return `max_concurrent`, or where it is not set what stands for it on a type of device."""
+        return self.max_concurrent or (1024 if device_type == "cuda" else 256)
 
     @field_validator("temperature")
     @classmethod

@@ -12,7 +12,7 @@ import numpy  # noqa: F401 - before torch, whose C code imports it and would swa
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.run.api import resume as resume, train as train
+    from oncurve.run.api import resume as resume, sft as sft, train as train
     from oncurve.run.arguments import (
         CommonSettings as CommonSettings,
         data_arguments as data_arguments,
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from oncurve.run.commands.data_check import check_data_of as check_data_of
     from oncurve.run.commands.evaluation import evaluate_target as evaluate_target, prompts_from as prompts_from
     from oncurve.run.commands.exporting import export_logs as export_logs, export_run as export_run
-    from oncurve.run.commands.first_run import command_config as command_config, words_for as words_for
+    from oncurve.run.commands.first_run import (
+        command_config as command_config,
+        sft_config as sft_config,
+        words_for as words_for,
+    )
     from oncurve.run.commands.reward_check import check_rewards_of as check_rewards_of
     from oncurve.run.commands.reward_labels import label_samples as label_samples
     from oncurve.run.commands.reward_models import (
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     )
     from oncurve.run.tracking import check_tracking as check_tracking
     from oncurve.run.trained import TrainedRun as TrainedRun
+    from oncurve.run.warm_start import held_out_loss as held_out_loss
 
 
 __getattr__, __all__ = lazily(__name__)

@@ -23,8 +23,10 @@ from oncurve.models.loading import loaded_from
 from oncurve.run.arguments import (
     ARGUMENT_OF,
     OTHER_NAMES,
+    SFT_ARGUMENT_OF,
     CommonSettings,
     arguments_of,
+    check_for_stage,
     configured,
     data_arguments,
     reward_arguments,
@@ -33,7 +35,7 @@ from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.run.continuing import continued, open_to_resume, resumed_config
 from oncurve.run.directory.folder import RunDirectory
 from oncurve.run.returning import Returns
-from oncurve.run.session import call_to_go_on, create_directory, finish
+from oncurve.run.session import call_to_go_on, create_directory, finish, warm_up
 from oncurve.run.tracking import check_tracking
 from oncurve.run.trained import TrainedRun
 from oncurve.trainer import StepResult
@@ -94,14 +96,73 @@ def train(
         arguments = [*arguments_of(named), *_of_model(model, settings)]
         arguments += [*data_arguments(data), *reward_arguments(reward)]
         config, base = configured(recipe, preset, arguments, settings)
-        loaded = loaded_from(model, tokenizer) if isinstance(model, nn.Module) else None
-        check_complete(config, model_given=loaded is not None)
-        given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
-        _check_out(config, out, given)
-        if loaded is None:
-            say(Screen(), *check_memory(config))
-        trained = TrainedRun(assemble(config, base, given))
+        trained = _assembled(config, base, model, tokenizer, reference, out)
     return _run(trained, None if out is None else Path(out), on_step)
+
+
+@explains_arguments(SFT_ARGUMENT_OF, OTHER_NAMES)
+@checkpoint_may_be_asked()
+def sft(
+    recipe: str | Path | None = None,
+    *,
+    model: str | Path | nn.Module | None = None,
+    tokenizer: Any = None,
+    data: Any = None,
+    eval_data: Any = None,
+    template: str | None = None,
+    learning_rate: float | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    max_length: int | None = None,
+    eval_fraction: float | None = None,
+    eval_every: int | None = None,
+    lora_rank: int | None = None,
+    seed: int | None = None,
+    out: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    on_step: Callable[[StepResult], None] | None = None,
+) -> TrainedRun:
+    """Fine-tune a model on demonstrations, the warm start of a recipe with `[sft]` by itself.
+
+        run = oncurve.sft(model="Qwen/Qwen2.5-0.5B", data="answers.jsonl", epochs=3, out="runs/warm")
+        oncurve.train(model="runs/warm/model", data="questions.jsonl", reward="math", out="runs/grpo")
+
+    Args:
+        data: a file, a folder, a hub id, or rows in memory as `oncurve.train` takes them; a row has `prompt` and
+            `completion`, `messages`, or `text`.
+        eval_data: held-out demonstrations, in the same form; `eval/loss` is theirs, every `eval_every` steps.
+        template: makes the prompt from columns, `"{question}"`.
+        settings: all others, by section: `{"learner.schedule": "linear", "checkpoint.every": 50}`.
+
+    The rest is as in `oncurve.train`. Raises UserError for everything that the caller can fix, where possible before
+    the model is loaded.
+    """
+    said = dict(locals()) | {"model": None}  # which is no file's, perhaps
+    with _before_training():
+        _check_kinds(recipe, model, tokenizer)
+        tables = tables_of([], settings)
+        check_for_stage(f"{section}.{key}" for section, table in tables.items() if table for key in table)
+        named = [(key, name, said[name]) for key, name in SFT_ARGUMENT_OF.items() if said[name] is not None]
+        arguments = [
+            Argument(name, key, str(given) if isinstance(given, Path) else given) for key, name, given in named
+        ]
+        config, base = configured(recipe, None, [*arguments, *_of_model(model, settings)], settings)
+        trained = _assembled(config.stage, base, model, tokenizer, None, out)
+    return _run(trained, None if out is None else Path(out), on_step)
+
+
+def _assembled(
+    config: RunConfig, base: Path, model: Any, tokenizer: Any, reference: nn.Module | None, out: str | Path | None
+) -> TrainedRun:
+    """Check what can be checked before the model is loaded, and put the run together."""
+    loaded = loaded_from(model, tokenizer) if isinstance(model, nn.Module) else None
+    check_complete(config, model_given=loaded is not None)
+    given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
+    _check_out(config, out, given)
+    if loaded is None:
+        say(Screen(), *check_memory(config))
+    return TrainedRun(assemble(config, base, given))
 
 
 @explains_arguments({key: name for key, name in ARGUMENT_OF.items() if name in ("model", "reward")}, OTHER_NAMES)
@@ -134,19 +195,21 @@ def resume(
     """
     path = Path(directory)
     with _before_training(), trusting(trust):
-        before, config, base = resumed_config(
-            path, (), tables_of([], settings), tables_of(reward_arguments(reward), None)
-        )
+        functions = tables_of(reward_arguments(reward), None)
+        before, config, base = resumed_config(path, (), tables_of([], settings), functions)
         loaded = loaded_from(model, tokenizer) if model is not None else None
         check_complete(config, model_given=loaded is not None)
         resumption = open_to_resume(path, before, config, base, changed)
         given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
-        console = Screen()
-        trained = TrainedRun(continued(resumption, config, base, console, given))
+        console, stopped = Screen(), None
+    if config.warm_starts and not resumption.done:
+        stopped = warm_up(config, base, path, functions)
+    with _before_training():
+        trained = TrainedRun(continued(resumption, config, base, console, given), stopped_by=stopped)
     try:
         for line in read_log(path / "metrics.jsonl", damaged=True):
             trained.metrics.append(line) if line.get("step") != 0 else trained.run.before.update(line)
-        if not resumption.finished:
+        if not resumption.finished and stopped is None:
             _finish(trained, console, path, on_step)
         trained.run.rest()
     except BaseException:
@@ -168,7 +231,10 @@ def _before_training() -> Iterator[None]:
 
 
 def _check_out(config: RunConfig, out: str | Path | None, given: Overrides) -> None:
-    """Raises UserError: a run cannot be made at `out`, or its trackers cannot work."""
+    """Raises UserError: a run cannot be made at `out`, its trackers cannot work, or it cannot have a warm start."""
+    if config.warm_starts and (out is None or given != Overrides()):
+        what = "its model has a place only in a run's directory: give out" if out is None else "no file has objects"
+        raise ConfigError(f"sft.data: {what}; or call oncurve.sft first, and train its model")
     if out is not None:
         RunDirectory.check_free(Path(out), call_to_go_on(Path(out), config, given)[0])
         config.data.check_keepable()
@@ -180,12 +246,32 @@ def _run(trained: TrainedRun, out: Path | None, on_step: Callable[[StepResult], 
     try:
         if out is not None:
             create_directory(trained.run, out)
-        _finish(trained, Screen(), out, on_step)
+        if out is not None and trained.run.config.warm_starts:
+            trained.stopped_by = _warm_up(trained, out)
+        if trained.stopped_by is None:
+            _finish(trained, Screen(), out, on_step)
         trained.run.rest()
     except BaseException:
         trained.close()
         raise
     return trained
+
+
+def _warm_up(trained: TrainedRun, path: Path) -> str | None:
+    """Make the warm start of a run that has begun in `path`, and begin it again with the model of that; returns the
+    signal that stopped it, or None.
+    """
+    functions = {"rewards": list(trained.run.config.rewards)}
+    stopped: list[str | None] = []
+
+    def made() -> Run:
+        with trusting(given=True):  # this process has had it
+            config, _, base = resumed_config(path, given=functions)
+        stopped.append(warm_up(config, base, path, functions))
+        return continued(open_to_resume(path, config, config, base), config, base, Screen())
+
+    trained.go_back(made)
+    return stopped[0]
 
 
 def _finish(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, get_type_hints
 
@@ -73,6 +73,19 @@ ARGUMENT_OF = {
 }
 """The argument of `train` for a setting."""
 
+SFT_ARGUMENT_OF = {
+    "model.path": "model",
+    "sft.data": "data",
+    "sft.eval_data": "eval_data",
+    "data.template": "template",
+    **{f"sft.{name}": name for name in ("learning_rate", "epochs", "steps", "batch_size", "max_length")},
+    "data.eval_fraction": "eval_fraction",
+    "eval.every": "eval_every",
+    "lora.rank": "lora_rank",
+    "run.seed": "seed",
+}
+"""The argument of `sft` for a setting."""
+
 OTHER_NAMES = {
     **dict.fromkeys(("dataset", "train_dataset", "prompts", "rows", "train_data", "train_files"), "data"),
     **dict.fromkeys(("reward_fn", "reward_func", "reward_funcs", "reward_function", "rewards"), "reward"),
@@ -117,6 +130,15 @@ def data_arguments(data: Any) -> list[Argument]:
         return []
     kind, key, value = ("files", "path", str(data)) if isinstance(data, (str, Path)) else ("list", "rows", data)
     return [Argument("data", "data.kind", kind), Argument("data", f"data.{key}", value)]
+
+
+def check_for_stage(said: Iterable[str]) -> None:
+    """Raise ConfigError for a setting that a warm start has under another name: it would have no effect."""
+    instead = {"learner.learning_rate": "learning_rate", "data.prompts_per_step": "batch_size"}
+    instead |= {f"run.{name}": name for name in ("steps", "epochs")}
+    wrong = [f"{key}: a warm start has its own, sft.{instead[key]}" for key in said if key in instead]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
 
 
 def reward_arguments(reward: Any) -> list[Argument]:

@@ -16,20 +16,22 @@ from torch import Tensor
 from oncurve.advantages import reads_rewards, teacher_of
 from oncurve.base.errors import ConfigError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
-from oncurve.data import Prompts, Rows, distinct_prompts, load_eval_rows, load_rows
-from oncurve.evaluate import Evaluation, evaluate, part_is_1
+from oncurve.data import DemonstrationRows, Demonstrations, Prompts, Rows, distinct_prompts, load_eval_rows, load_rows
+from oncurve.evaluate import Evaluation
 from oncurve.forecast import training_bytes
 from oncurve.learner import Learner, check_learner
 from oncurve.machine.threads import prepare_process
 from oncurve.models import Adapter, LoadedModel, adapted, module_device
 from oncurve.reward_models import Iterations
-from oncurve.rewards import RewardSet, verifier_of
+from oncurve.rewards import RewardSet
 from oncurve.rollout import RolloutEngine, check_token_ids
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
-from oncurve.run.iterations import LabellingInputs, ScoredBy, iterations, step_locator
+from oncurve.run.evaluating import evaluate_policy
+from oncurve.run.iterations import LabellingInputs, iterations, step_locator
 from oncurve.run.loop import credit_of, groups_of, trainer_config
 from oncurve.run.row_lengths import fix_reach, opened
 from oncurve.run.teaching import load_teacher
+from oncurve.run.warm_start import begun_at, demonstrations_of, held_out_loss
 from oncurve.trainer import (
     Checkpoints,
     Recorder,
@@ -64,6 +66,9 @@ class Run:
     given: Overrides = Overrides()
     teacher: LoadedModel | None = None
     iterations: Iterations | None = None
+    demonstrations: Demonstrations | None = None
+    held_out: Demonstrations | None = None
+    """Held-out demonstrations of a warm start."""
     before: dict[str, float] = field(default_factory=dict)
     """The metrics of the evaluation before step 1; empty where there was none."""
 
@@ -107,17 +112,22 @@ class Run:
         self.trainer.observers = observers
         return self.trainer.train()
 
+    @property
+    def trained_on(self) -> Prompts | Demonstrations:
+        """The prompts that the steps train on, or in a warm start the demonstrations."""
+        return self.prompts if self.demonstrations is None else self.demonstrations
+
     def facts(self) -> RunFacts:
         """Return the part of the plan that is known once everything is loaded."""
         given, adapter = self.given.reference, self.loaded.model.adapter
         reference = self.loaded if given is None and self.config.kl.needs_reference else given
         teacher = None if self.teacher is self.loaded else self.teacher
         return RunFacts(
-            rows=len(self.prompts),
+            rows=len(self.trained_on),
             eval_rows=len(self.eval_prompts),
-            distinct=distinct_prompts(self.prompts.rows, self.config.data),
+            distinct=None if self.demonstrations else distinct_prompts(self.prompts.rows, self.config.data),
             eval_distinct=distinct_prompts(self.eval_prompts.rows, self.config.data),
-            dropped=self.prompts.dropped,
+            dropped=self.trained_on.dropped,
             truncated=self.prompts.truncated,
             parameters=_parameters(self.loaded),
             reference_given=given is not None,
@@ -138,7 +148,15 @@ class Run:
         self.engine.follow(self.learner.weights())
         held_out = len(self.eval_prompts) > 0
         prompts = self.eval_prompts if held_out else self.prompts.first(self.config.eval.limit)
+        if not len(prompts):
+            raise ConfigError("evaluate: a run on demonstrations samples for the prompts of [data]; set data.path")
         return replace(evaluate_policy(self.engine, self.rewards, prompts, self.config, n), held_out=held_out)
+
+    def measured(self, step: int) -> dict[str, float]:
+        """Return what an evaluation while training adds to the metrics of `step`; of a warm start also the loss."""
+        samples = self.demonstrations is None or (len(self.eval_prompts) > 0 and bool(self.config.rewards))
+        found = self.evaluate(self.config.eval.n).to_metrics() if samples else {}
+        return found if self.held_out is None else found | held_out_loss(self.learner, self.held_out)
 
     def save_model(self, path: Path) -> None:
         """The policy in Hugging Face form, from the full-precision masters."""
@@ -211,19 +229,32 @@ def _adapter_facts(adapter: Adapter, width: int) -> AdapterFacts:
     return AdapterFacts(adapter.rank, adapter.alpha, len(adapter.paths), count, width * count)
 
 
-def assemble(config: RunConfig, base: Path | None = None, given: Overrides | None = None, resumed: bool = False) -> Run:
+def assemble(
+    config: RunConfig,
+    base: Path | None = None,
+    given: Overrides | None = None,
+    resumed: bool = False,
+    start: Path | None = None,
+) -> Run:
     """Return a run from its settings, cheap checks first: data, rewards, model, then the parts around them.
 
     `base` is where relative paths in the settings start (the working directory if None); `given` stands in for what
-    `[model]` would load. The rewards of a run that is `resumed` are not tried again. Nothing is written: see
+    `[model]` would load. The rewards of a run that is `resumed` are not tried again. `start` is the model of its warm
+    start, with which it begins. Nothing is written: see
     `Run.open_directory`. Raises UserError for what the user can fix.
     """
     given = given or Overrides()
     if not config.cluster.facts.alone:
         config.cluster.check(_device(config, given))
     prepare_process(config.run.threads)
-    rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base)
-    if config.eval.every and not len(eval_rows):
+    asked = not (config.demonstrates and config.data.missing())
+    rows, eval_rows = (
+        (load_rows(config.data, base), load_eval_rows(config.data, base)) if asked else (Rows([], [], str),) * 2
+    )
+    unread = not config.sft.present or (resumed and not config.demonstrates)  # of a run whose warm start has them
+    shown = None if unread else config.sft.load(config.data, base)
+    measured = config.demonstrates and shown is not None and len(shown.held_out)
+    if config.eval.every and not len(eval_rows) and not measured:
         raise ConfigError(
             f"eval.every: the data source ({type(config.data).__name__}) holds no rows out to evaluate on; set "
             "eval.every=0, or have the source hold some out"
@@ -235,12 +266,13 @@ def assemble(config: RunConfig, base: Path | None = None, given: Overrides | Non
         if not resumed:
             rewards.announcements += try_rewards(rewards, config.data, rows)
         if given.model is None:
-            loaded = config.model.build(masters=True, lora=config.lora, seed=config.run.seed)
+            model, lora = (config.model, config.lora) if start is None else begun_at(config, start)
+            loaded = model.build(masters=True, lora=lora, seed=config.run.seed)
         else:
             loaded = adapted(given.model, config.lora, config.run.seed)
         if given.model is None:
             config = config.model_copy(update={"model": config.model.on_this_machine()})
-        run = _build_run(config, loaded, given, rewards, rows, eval_rows)
+        run = _build_run(config, loaded, given, rewards, rows, eval_rows, shown)
         _add_reward_model(run, base)
         return run
     except BaseException:
@@ -260,22 +292,27 @@ def _build_run(
     rewards: RewardSet,
     rows: Rows,
     eval_rows: Rows,
+    shown: DemonstrationRows | None,
 ) -> Run:
     config.reference.check(loaded.model, None if given.reference is None else given.reference.model, loaded.dtype)
     check_token_ids("rollout.eos_ids", config.rollout.eos_ids, loaded.model)
     taught = teacher_of(config.advantage)
-    prompts = opened(rows, config, loaded, None if taught is None else taught.template)
+    asked, none = len(rows) > 0, Prompts(rows, config.data, loaded.tokenizer)  # a warm start needs no prompts
+    prompts = opened(rows, config, loaded, None if taught is None else taught.template) if asked else none
     teacher = load_teacher(config, loaded)
-    config = config.over(len(prompts))
-    eval_prompts = opened(eval_rows, config, loaded)
-    if config.eval.every and not len(eval_prompts):
+    demonstrations, held_out = (None, None) if shown is None else demonstrations_of(shown, config, loaded)
+    trained = demonstrations if config.demonstrates else None
+    config = config.over(len(prompts if trained is None else trained))
+    eval_prompts = opened(eval_rows, config, loaded) if asked else none
+    if config.eval.every and asked and not len(eval_prompts):
         raise ConfigError(
             f"eval.every: all {len(eval_rows)} held-out prompts are too long and were dropped; raise "
             "data.max_prompt_tokens, or set eval.every=0"
         )
     for network in (loaded, given.reference, teacher):
         if network is not None:
-            fix_reach(network.model, config, prompts, eval_prompts)
+            longest = 0 if trained is None else max(trained.lengths())
+            fix_reach(network.model, config, prompts, eval_prompts, demonstration=longest)
     eval_prompts = eval_prompts.first(config.eval.limit)
     learner = build_learner(config, loaded, given.reference, teacher)
     rewards.locate = step_locator(loaded.tokenizer)
@@ -290,15 +327,16 @@ def _build_run(
     )
     trainer = Trainer(
         trainer_config(config, describe_environment(module_device(loaded.model.module).type)),
-        groups_of(config, engine, rewards, prompts),
+        groups_of(config, engine, rewards, prompts, trained),
         learner,
         credit_of(config),
         ReferenceSchedule(config.reference, learner),
         TrainerState(),
     )
     run = Run(config, None, loaded, learner, engine, rewards, prompts, eval_prompts, trainer, given, teacher)
+    run.demonstrations, run.held_out = trained, None if trained is None else held_out
     if config.eval.every:
-        trainer.evaluator = lambda step: run.evaluate(config.eval.n).to_metrics()
+        trainer.evaluator = run.measured
     return run
 
 
@@ -328,7 +366,7 @@ def build_learner(
         config.policy_term,
         config.regularizer,
         critic=config.critic,
-        temperature=config.rollout.temperature,
+        temperature=1.0 if config.demonstrates else config.rollout.temperature,
         total_updates=config.run.steps * config.updates_per_step,
         reference=None if reference is None else reference.model,
         teacher=None if teacher is None else teacher.model,
@@ -358,28 +396,3 @@ def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
 
 def _engine_maker(config: RunConfig, loaded: LoadedModel) -> Callable[[], RolloutEngine]:
     return partial(config.engine.build, config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed)
-
-
-def evaluate_policy(
-    engine: RolloutEngine, rewards: RewardSet, prompts: Prompts, config: RunConfig, n: int
-) -> Evaluation:
-    """Greedy, and n samples a prompt where n > 0, on all of `prompts`, with what the engine follows.
-
-    `eval.verifier`, where it is set, decides alone: a reward model's scores of its own policy prove nothing. What is
-    correct is decided by one reward (`verifier_of`), whatever its weight; without one it is not reported.
-    """
-    verifier = verifier_of(config.rewards, config.eval.verifier)
-    temperature = config.eval.temperature or config.rollout.temperature
-    longest = {"max_new_tokens": config.eval.max_new_tokens or config.rollout.max_new_tokens}
-    return evaluate(
-        engine,
-        rewards if config.eval.verifier is None else ScoredBy(rewards, config.eval.verifier),
-        [prompts[index] for index in range(len(prompts))],
-        greedy=config.rollout.model_copy(update={"group_size": 1, "temperature": 0.0, **longest}),
-        sampled=config.rollout.model_copy(update={"group_size": n, "temperature": temperature, **longest})
-        if n
-        else None,
-        correct=None if verifier is None else part_is_1(verifier),
-        verifier=verifier,
-        seed=config.run.seed,
-    )

@@ -15,7 +15,7 @@ from oncurve.config import RUN, RunConfig, brought_by, load_config, to_toml
 from oncurve.display import say
 from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.run.directory.changes import Change, changes_between, check_changes, resolved_as, worth_saying
-from oncurve.run.directory.folder import CONFIG, ROWS, RunDirectory
+from oncurve.run.directory.folder import CONFIG, ROWS, SFT, RunDirectory
 from oncurve.run.directory.identity import TakenUp, defaults_of, identify, steps_done, take_up
 from oncurve.run.tracking import check_tracking
 
@@ -85,7 +85,9 @@ def continued(
     """
     try:
         say(console, *resumption.taken_up.lines)
-        run = assemble(config, base, given, resumed=True)
+        start = resumption.held.path / SFT / "model"
+        begins = config.warm_starts and not resumption.done and start.is_dir()  # else the warm start was stopped
+        run = assemble(config, base, given, resumed=True, start=start if begins else None)
     except BaseException:
         resumption.held.close()
         raise
@@ -113,6 +115,8 @@ def restore(run: Run, resumption: Resumption, console: Console) -> None:
     if any(change.key == "checkpoint.best" for change in resumption.changes):  # numbers of another metric
         run.trainer.state = replace(run.trainer.state, best=None, best_step=0, since_best=0)
     step = run.trainer.state.step
+    if run.config.warm_starts and not step:
+        lines = [f"the run begins with the model of its warm start, {held.path / SFT / 'model'}", *lines[1:]]
     if resumption.changes:
         words = [str(change) for change in worth_saying(resumption.changes, run.config)]
         held.change(step, to_toml(run.config), identity, words)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from oncurve.config import RunConfig
-from oncurve.data import PromptOrder, Prompts
+from oncurve.data import Demonstrations, PromptOrder, Prompts
 from oncurve.evaluate import part_is_1
 from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine
 from oncurve.trainer import (
     Credit,
+    DemonstratedGroups,
     DynamicSampling,
     EntropyControl,
     Groups,
@@ -64,8 +65,21 @@ def order_of(config: RunConfig, prompts: Prompts) -> PromptOrder:
     return PromptOrder(prompts, config.run.seed, config.data.shuffle, prompts.mixture)
 
 
-def groups_of(config: RunConfig, engine: RolloutEngine, rewards: RewardSet, prompts: Prompts) -> Groups:
-    """Return the source of groups, ahead of their step where other processes sample."""
+def groups_of(
+    config: RunConfig,
+    engine: RolloutEngine,
+    rewards: RewardSet,
+    prompts: Prompts,
+    demonstrations: Demonstrations | None = None,
+) -> Groups:
+    """Return the source of groups, ahead of their step where other processes sample; `demonstrations` are groups of
+    their own.
+    """
+    if demonstrations is not None:
+        order = PromptOrder(demonstrations, config.run.seed, config.data.shuffle)
+        return DemonstratedGroups(
+            engine, rewards, order, config.data.prompts_per_step, 1, complete=demonstrations.completion
+        )
     cluster, least = config.cluster.facts, config.advantage.min_valid_completions
     size, dynamic = config.rollout.group_size, dynamic_sampling(config)
     given = (engine, rewards, order_of(config, prompts), config.data.prompts_per_step, size, least, dynamic)

@@ -56,11 +56,11 @@ def _room(row: int | None, config: RunConfig) -> int | None:
     return None if row is None else row - longest
 
 
-def fix_reach(model: CausalModel, config: RunConfig, *prompts: Prompts) -> None:
+def fix_reach(model: CausalModel, config: RunConfig, *prompts: Prompts, demonstration: int = 0) -> None:
     """Tell a model whose rotation depends on the length of a row how long the rows of this run may be.
 
-    That is the longest prompt (`data.max_prompt_tokens`, where it is set) and the longest completion, and never more
-    than the model takes. Other models stay as they are, and no prompt is read for them.
+    That is the longest prompt (`data.max_prompt_tokens`, where it is set) and the longest completion, or the longest
+    `demonstration`, and never more than the model takes. Other models stay as they are, and no prompt is read for them.
     """
     if reach_of(model.module) is None:
         return
@@ -68,5 +68,5 @@ def fix_reach(model: CausalModel, config: RunConfig, *prompts: Prompts) -> None:
     if longest is None or any(some.teacher is not None for some in prompts):
         each = (some[index] for some in prompts for index in range(len(some)))
         longest = max((max(len(prompt.ids), len(prompt.teacher_ids or ())) for prompt in each), default=0)
-    most = longest + config.longest_completion
+    most = max(longest + config.longest_completion, demonstration)
     set_reach(model.module, min(most, model.longest_row or most))

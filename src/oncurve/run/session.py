@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -18,7 +19,7 @@ from oncurve.base.output import visible
 from oncurve.config import IN_MEMORY, RunConfig, brought_by, check_complete, plan, to_tables, to_toml
 from oncurve.display import Progress, Screen, say, wrapped
 from oncurve.doctor import Watch
-from oncurve.durable import DiskError, numbered, read_log
+from oncurve.durable import DiskError, numbered, read_log, verify
 from oncurve.forecast import check_memory
 from oncurve.machine import contention
 from oncurve.models.loading import ADAPTER
@@ -26,7 +27,7 @@ from oncurve.report import write_report
 from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.run.continuing import continued, identity_of, open_to_resume, resumed_config
 from oncurve.run.directory.changes import resolved_as, worth_saying
-from oncurve.run.directory.folder import CONFIG, ROWS, RunDirectory
+from oncurve.run.directory.folder import CONFIG, ROWS, SFT, SFT_ROWS, RunDirectory
 from oncurve.run.directory.naming import free_directory, run_name
 from oncurve.run.returning import Returns
 from oncurve.run.tracking import check_tracking, shown_to, track
@@ -49,9 +50,11 @@ def train_recipe(config: RunConfig, base: Path, out: Path | None, recipe: str | 
     returns = Returns(out)
 
     def begin() -> str | None:
-        with assemble(config, base) as run:
+        with assemble(config, base) as run:  # also where a warm start comes first: what is wrong ends the run now
             create_directory(run, out)
-            return finish(run, console, returns=returns)
+            if not config.warm_starts:
+                return finish(run, console, returns=returns)
+        return _again(out, returns)
 
     return returns.over(begin, partial(_again, out, returns))
 
@@ -130,8 +133,29 @@ def _go_on(
                 again = command("resume", directory, "eval.patience=0")
                 say(console, f"eval.patience = {now.eval.patience} ended it early; to go on: {again}")
             return None
+        if now.warm_starts and not resumption.done:
+            returns.share(None)  # `run.max_minutes` begins here
+            stopped = warm_up(now, base, directory)
+            if stopped is not None:
+                return stopped
         with continued(resumption, now, base, console) as run:
             return finish(run, console, returns=returns)
+
+
+def warm_up(config: RunConfig, base: Path, directory: Path, given: Any = None) -> str | None:
+    """Make or continue the warm start of the run in `directory`, a run of its own in the folder `sft`; returns the
+    signal that stopped it, or None.
+
+    `given` are settings for objects that no file holds.
+    """
+    folder = directory / SFT
+    if not verify(folder / "model"):
+        return None
+    if (folder / CONFIG).is_file():
+        with trusting(given=True):  # the run has had it
+            return go_on(folder, *resumed_config(folder, given=given))
+    stage, name = config.stage, f"{config.run.name or directory.name}-sft"
+    return train_recipe(stage.model_copy(update={"run": stage.run.model_copy(update={"name": name})}), base, folder)
 
 
 def create_directory(run: Run, out: Path) -> None:
@@ -140,7 +164,7 @@ def create_directory(run: Run, out: Path) -> None:
     try:
         run.check_folder(out)
         data = run.config.data.kept_as(out / ROWS)  # a resumed run needs the rows, too
-        config = run.config.model_copy(update={"data": data})
+        config = run.config.model_copy(update={"data": data, "sft": run.config.sft.kept_as(out / SFT_ROWS)})
         identity = identity_of(config, out)
         content = to_toml(config)
         identity = directory.keep_identity(identity, content)
@@ -294,6 +318,8 @@ def how_to_go_on(run: Run) -> str:
     """Return the command that resumes the run; for a run with objects, the Python call that takes them again."""
     assert run.directory is not None
     path = run.directory.path
+    if path.name == SFT and (path.parent / CONFIG).is_file():  # a warm start goes on with its run
+        path = path.parent
     call, objects = call_to_go_on(path, run.config, run.given)
     return f"{call}   (in Python)" if objects else command("resume", path)
 

@@ -2,6 +2,7 @@
 
 from oncurve.trainer.control import EntropyControl as EntropyControl, KLControl as KLControl
 from oncurve.trainer.credit import Credit as Credit
+from oncurve.trainer.groups.demonstrated import DemonstratedGroups as DemonstratedGroups
 from oncurve.trainer.groups.lagged import LaggedGroups as LaggedGroups
 from oncurve.trainer.groups.source import Groups as Groups
 from oncurve.trainer.groups.surplus import DynamicSampling as DynamicSampling

@@ -142,7 +142,7 @@ def test_a_kind_from_a_file_beside_the_recipe_is_built_checked_and_written(tmp_p
         (
             "learning_rate=1",
             "a setting stands in its section; did you mean learner.learning_rate or critic.learning_rate or "
-            "reward_model.learning_rate?",
+            "reward_model.learning_rate or sft.learning_rate?",
         ),
         ("kl.a.b=1", "kl.a.b: settings have two parts, section.key (the command line)"),
         ("kl=3", "kl: expected a table of settings, got 3"),

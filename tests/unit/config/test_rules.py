@@ -164,7 +164,11 @@ ALONE = {"rollout": {"group_size": 1}}
         (Steps, EXACT, "advantage.kind: the advantage needs rewards of the steps"),
         (Steps, IN_REWARD, "kl.where: the advantage needs rewards of steps"),
         (Steps, {"rewards": [{"kind": "task_steps"}]}, None),
-        (Misspelt, {}, "advantage.kind: Misspelt.needs must be a frozenset of names among components, nonnegative, "),
+        (
+            Misspelt,
+            {},
+            "advantage.kind: Misspelt.needs must be a frozenset of names among components, demonstrations, ",
+        ),
         (AString, {}, "advantage.kind: AString.needs must be a frozenset of names"),
         (NoCount, {}, "advantage.kind: NoCount.min_valid_completions is 2.5"),
     ],

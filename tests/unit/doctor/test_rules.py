@@ -72,6 +72,14 @@ def test_a_rule_holds_once_a_state_has_lasted(rule, key, sick, changes) -> None:
     assert names(without) == []
 
 
+def test_demonstrations_are_memorised_where_the_held_out_loss_rises_and_low_entropy_is_no_illness_there() -> None:
+    settings = SETTINGS | {"advantage": {"kind": "demonstration"}}
+    learned = [{**line, "eval/loss": 2.0 - 0.01 * line["step"]} for line in course(entropy=0.001)]
+    assert names(learned, settings=settings) == []
+    assert names([*learned, {**learned[-1], "eval/loss": 1.5}], settings=settings) == ["demonstrations-memorised"]
+    assert names([*learned, {**learned[-1], "eval/loss": 1.5}]) == ["entropy-collapse", "demonstrations-memorised"]
+
+
 def test_nothing_is_said_before_the_third_step_nor_of_an_empty_run() -> None:
     sick = course(3, reward=0.0, constant=1.0)
     assert names(sick) == ["all-wrong"]

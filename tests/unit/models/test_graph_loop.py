@@ -54,7 +54,7 @@ def test_most_of_what_is_computed_is_part_of_a_completion(prompts, copies, most,
         return torch.zeros(len(ids), 1)
 
     shape, texts = (prompts, copies), [torch.zeros(160, dtype=torch.int64)] * prompts
-    loop = GraphLoop(GraphBuffers(run, nn.Identity(), CPU, None), lambda hidden: hidden)
+    loop = GraphLoop(GraphBuffers(CPU, None), run, nn.Identity(), lambda hidden: hidden)
     limits, draw = torch.full(shape, most), UntilLength(keys, lengths)
     ended = loop(DecodeRequest(texts, keys.view(shape), limits, most, (1,), draw, None, rows))
     assert [len(row.ids) for row in ended] == lengths.tolist()
@@ -70,9 +70,14 @@ def test_graphs_are_for_few_numbers_of_rows_and_waste_few_rows():
 
 def pair(model, **options):
     """Return a loop in graphs, its buffers, and what the loop on the host decodes."""
-    buffers = GraphBuffers(model._run, model.module, CPU, record)
+    buffers = GraphBuffers(CPU, record)
     asked = request(PROMPTS, KEYS, [5], 60, limits=LIMITS, **options)
-    return GraphLoop(buffers, model.raw_logits), buffers, asked, HostLoop(model.decoder, CPU)(asked)
+    return (
+        GraphLoop(buffers, model._run, model.module, model.raw_logits),
+        buffers,
+        asked,
+        HostLoop(model.decoder, CPU)(asked),
+    )
 
 
 def test_rows_that_find_no_page_wait_and_are_sampled_again_to_the_same_tokens(monkeypatch):

@@ -182,7 +182,8 @@ class VllmEngine(EngineBase):
         self._check_lengths(prompts, sampling)
         firsts = count_samples(prompts, sampling.group_size) if first_samples is None else first_samples
         ends, size = self._eos_ids + sampling.eos_ids, sampling.group_size
-        most = min(size, sampling.max_concurrent) if sampling.temperature else 1
+        together = sampling.rows_at_once("cuda")
+        most = min(size, together) if sampling.temperature else 1
         pieces = [(index, start) for index in range(len(prompts)) for start in range(0, size, most)]
         ids = torch.tensor([prompt.id for prompt in prompts])
         seeds = [key & (2**62 - 1) for key in row_keys(self._seed, draw, ids, torch.zeros_like(ids)).tolist()]
@@ -194,7 +195,7 @@ class VllmEngine(EngineBase):
             rows = self._ask(name, prompt.ids, sampling, seed, ends, count)
             return [self._completion(prompt, number + i, *row, ends) for i, row in enumerate(rows)]
 
-        with ThreadPoolExecutor(max(1, sampling.max_concurrent // most)) as threads:
+        with ThreadPoolExecutor(max(1, together // most)) as threads:
             found = list(chain.from_iterable(threads.map(ask, pieces)))
         groups = []
         for index, prompt in enumerate(prompts):

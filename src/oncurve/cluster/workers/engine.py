@@ -162,7 +162,7 @@ class FleetEngine(EngineBase):
         """
         sampling, groups = sampling or self.sampling, self._shard_groups
         if self._fill:
-            full = sampling.max_concurrent // sampling.group_size
+            full = sampling.rows_at_once("cuda") // sampling.group_size
             groups = max(groups, min(full, -(-len(prompts) // self._workers)))
         rollout = Rollout.of(prompts, draw, sampling, groups, on_group, first_samples)
         self._alive_at = time.monotonic()

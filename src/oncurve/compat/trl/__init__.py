@@ -31,6 +31,6 @@ if TYPE_CHECKING:
         reasoning_accuracy_reward as reasoning_accuracy_reward,
         think_format_reward as think_format_reward,
     )
-
+    from oncurve.compat.trl.sft import SFTConfig as SFTConfig, SFTTrainer as SFTTrainer
 
 __getattr__, __all__ = lazily(__name__)

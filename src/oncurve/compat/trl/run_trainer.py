@@ -139,7 +139,7 @@ class RunTrainer(Closing):
     def _begin(self, console: Any) -> None:
         """Make the run directory: `output_dir`, or the first free one after it."""
         wanted = Path(self.args.output_dir)
-        path = next(each for each in _numbered(wanted) if _is_free(each))
+        path = free_folder(wanted)
         if path != wanted:
             say(console, f"{wanted} is not empty; the run is in {path}")
         check_tracking(self.run.config)
@@ -271,6 +271,11 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
     return value is None or isinstance(value, (str, int, float))
+
+
+def free_folder(wanted: Path) -> Path:
+    """Return `wanted`, or the first free folder after it."""
+    return next(each for each in _numbered(wanted) if _is_free(each))
 
 
 def _numbered(path: Path) -> Iterator[Path]:

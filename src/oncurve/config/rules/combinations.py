@@ -16,6 +16,7 @@ from oncurve.advantages import needs_of, reads_rewards, teacher_of
 from oncurve.base.errors import ConfigError, suggest
 from oncurve.components import Impossible, Inert, nested_in, rules_of
 from oncurve.config.sections import SECTIONS, RunConfig
+from oncurve.config.warm_start import by_own_name
 from oncurve.learner import gives_values
 from oncurve.losses import corrects, corrects_for_sampler, has_importance_ratio, reads_reference
 from oncurve.rewards import RewardSettings, check_reward, component_names, verifier_of
@@ -62,7 +63,9 @@ IMPOSSIBLE_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "schedule_of_iterations": lambda c: (
         c.iterative.steps > 0 and c.own_reward_model is not None and c.own_reward_model.schedule != "constant"
     ),
-    "nothing_held_out": lambda c: c.eval.every > 0 and not c.data.holds_out,
+    "nothing_held_out": lambda c: c.eval.every > 0 and not (c.data.holds_out or _shows_held_out(c)),
+    "demonstrations_in_groups": lambda c: c.demonstrates and c.rollout.group_size != 1,
+    "demonstrations_by_ratio": lambda c: c.demonstrates and has_importance_ratio(c.objective),
     "critic_on_ranks": lambda c: (c.cluster.facts.processes > 1 or c.cluster.facts.divided) and gives_values(c.critic),
     "iterations_on_processes": lambda c: not c.cluster.facts.alone and c.iterative.steps > 0,
     "other_learner_on_ranks": lambda c: not c.cluster.facts.alone and not c.learner.built_in,
@@ -105,6 +108,11 @@ INERT = tuple(
 )
 
 
+def _shows_held_out(config: RunConfig) -> bool:
+    """Return whether demonstrations are held out."""
+    return config.sft.present and config.sft.source(config.data).holds_out
+
+
 def _needs(config: RunConfig, what: str) -> bool:
     """Return whether the advantage states that it needs `what`."""
     return what in needs_of(config.advantage)
@@ -132,6 +140,8 @@ def check_config(config: RunConfig) -> None:
     broken = [re.sub(r"\badvantage\.kind(?=:| to )", reads, message) for message in messages]
     column = config.data.unknown_column()
     broken += [] if column is None else [column]
+    source = config.sft.source(config.data) if config.sft.present else None
+    broken += [by_own_name(rule.message) for rule in rules_of(source, "impossible") if rule.holds(source)]
     broken += [
         f"rewards.{index}.{rule.message}"
         for index, reward in enumerate(config.rewards)

@@ -15,7 +15,9 @@ def missing(config: RunConfig, model_given: bool = False) -> list[str]:
     holes = []
     if not config.model.path and not model_given:
         holes.append("model.path: missing; name a folder or a hub id, like model.path=Qwen/Qwen2.5-0.5B-Instruct")
-    holes += config.data.missing()
+    if config.demonstrates and not config.sft.present:
+        holes.append("sft.data: missing; name a file of demonstrations, like --data demonstrations.jsonl")
+    holes += [] if config.demonstrates else config.data.missing()
     if config.own_reward_model is not None and not config.own_reward_model.path:
         holes.append("reward_model.path: missing; name a reward model's folder or a hub id")
     if config.iterative.steps and config.eval.verifier is None:

@@ -18,12 +18,13 @@ def plan(config: RunConfig, facts: RunFacts | None = None) -> list[str]:
     """Return the plan, one sentence per line; then what looks like a mistake, each line beginning with `note: `."""
     known = facts or RunFacts()
     lines = [
+        *_warm_start(config),
         _updates(config),
         *_dynamic_sampling(config),
         *_policy_term(config),
         *_learner(config),
         *config.cluster.facts.sentences,
-        _lengths(config),
+        *([] if config.demonstrates and not (config.eval.every and config.data.holds_out) else [_lengths(config)]),
         _kl(config, known),
         *_reference(config, known),
         *_entropy(config),
@@ -44,10 +45,27 @@ def _count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def _warm_start(config: RunConfig) -> list[str]:
+    """Return the sentence about the stage of `[sft]`, or about the run that is one; none without."""
+    sft = config.sft
+    if not config.warm_starts:
+        whole = "all tokens" if sft.train_on_prompts else "the completions' tokens"
+        says = f"It learns from demonstrations, by maximum likelihood of {whole} at temperature 1; nothing is sampled"
+        return [f"{says} but in evaluations."] if config.demonstrates else []
+    last = _count(sft.steps, "step") if sft.steps else _epochs(sft.epochs)
+    return [
+        f"Before step 1 a warm start on demonstrations: {last}, {sft.batch_size:,} per update, at a learning rate of "
+        f"{sft.learning_rate:g}. It is a run of its own in the folder sft, with whose model step 1 "
+        "begins."
+    ]
+
+
 def _updates(config: RunConfig) -> str:
     data, learner, group = config.data, config.learner, config.rollout.group_size
     completions = _count(config.completions_per_step, "completion")
     head = f"{_count(data.prompts_per_step, 'prompt')} × {group} = {completions} per step"
+    if config.demonstrates:
+        head = f"{_count(data.prompts_per_step, 'demonstration')} per step"
     pieces = _count(learner.minibatches, "minibatch", "minibatches")
     updates = f"{pieces} × {_count(learner.ppo_epochs, 'pass', 'passes')} = {_count(config.updates_per_step, 'update')}"
     if learner.target_kl is not None and config.updates_per_step > 1:
@@ -131,11 +149,12 @@ def _learner(config: RunConfig) -> list[str]:
 
 def _lengths(config: RunConfig) -> str:
     rollout = config.rollout
+    if config.demonstrates:
+        return f"Completions in evaluations have at most {_count(config.longest_completion, 'token')}."
     most = config.completions_per_step * rollout.max_new_tokens
-    waiting = config.completions_per_step > rollout.max_concurrent
-    sampled = (
-        f", at most {rollout.max_concurrent} completions sampled at a time (rollout.max_concurrent)" if waiting else ""
-    )
+    rows = rollout.rows_at_once(config.model.torch_device.type)
+    waiting = config.completions_per_step > rows
+    sampled = f", at most {rows} completions sampled at a time (rollout.max_concurrent)" if waiting else ""
     left_out = (
         "; those that do not end within this limit are left out of the loss" if config.filter.mask_truncated else ""
     )
@@ -197,7 +216,7 @@ def _adapter(config: RunConfig, adapter: AdapterFacts | None, of: int | None) ->
 def _reference_of_adapter(config: RunConfig, adapter: AdapterFacts | None) -> str:
     """Say what the reference of a policy with an adapter is, and the memory that it takes."""
     copy = "a frozen copy of the adapter" + ("" if adapter is None else f" ({adapter.nbytes / 1e6:,.3g} MB)")
-    if config.lora.path is not None:
+    if config.lora.path is not None or config.warm_starts:
         return f"that is the model with {copy}: no second model"
     moves = f", and from its first move with {copy}" if config.following.every else ""
     return f"that is the model with its adapter off{moves}: no second model"
@@ -247,15 +266,16 @@ def _iterations(config: RunConfig) -> list[str]:
 
 def _steps(config: RunConfig, facts: RunFacts) -> str:
     if config.run.epochs is not None:
-        count = _count(config.data.prompts_per_step, "prompt")
+        count = _count(config.data.prompts_per_step, "demonstration" if config.demonstrates else "prompt")
         return f"{_epochs(config.run.epochs)} of the training rows, {count} per step."
     taken = config.run.steps * config.data.prompts_per_step
     take = "takes" if config.run.steps == 1 else "take"
     least = "at least " if config.filter.dynamic_sampling else ""
-    head = f"{_count(config.run.steps, 'step')} {take} {least}{_count(taken, 'prompt')}"
+    noun = "demonstration" if config.demonstrates else "prompt"
+    head = f"{_count(config.run.steps, 'step')} {take} {least}{_count(taken, noun)}"
     if facts.rows is None:
         return f"{head}."
-    dropped = f"; {_count(facts.dropped, 'prompt')} too long, dropped" if facts.dropped else ""
+    dropped = f"; {_count(facts.dropped, noun)} too long, dropped" if facts.dropped else ""
     dropped += f"; {_count(facts.truncated, 'prompt')} too long, cut on the left" if facts.truncated else ""
     return f"{head}: {_epochs(taken / facts.rows)} of {_count(facts.rows, 'row')}{dropped}."
 
@@ -284,6 +304,13 @@ def _evaluation(config: RunConfig, facts: RunFacts) -> str:
     verifier = verifier_of(config.rewards, config.eval.verifier)
     correct = "" if verifier is None else f"; a completion is correct where {verifier!r} gives 1"
     when = f"{'before step 1 and ' if config.eval.at_start else ''}every {_count(config.eval.every, 'step')}"
+    if config.demonstrates and not config.data.holds_out:
+        return f"Evaluation {when}: the loss of the held-out demonstrations."
+    correct += (
+        "; and the loss of the held-out demonstrations"
+        if config.demonstrates and config.sft.source(config.data).holds_out
+        else ""
+    )
     best = config.checkpoint.best
     kept = "" if best is None or not facts.kept else f" The checkpoint with the best {best} stays."
     patience = config.eval.patience

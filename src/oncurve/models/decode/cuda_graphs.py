@@ -45,22 +45,17 @@ class Graphs:
             return
         if key not in self._replays:
             before = [tensor.clone() for tensor in changed]
-            replay = self._captured(self._capture, step)
+            try:
+                self._replays[key] = self._capture(step)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever a module does that a graph cannot hold
+                reason = str(error).strip().partition("\n")[0]
+                warn(f"decoding without CUDA graphs, which is slower: {reason}")
+                self._capture, self._replays[key] = None, step
             for tensor, value in zip(changed, before, strict=True):
                 tensor.copy_(value)
-            self._replays[key] = replay
         self._replays[key]()
-
-    def _captured(self, capture: Capture, step: Callable[[], None]) -> Callable[[], None]:
-        try:
-            return capture(step)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # whatever a module does that a graph cannot hold
-            reason = str(error).strip().partition("\n")[0]
-            warn(f"decoding without CUDA graphs, which is slower: {reason}")
-            self._capture = None
-            return step
 
     def forget(self) -> None:
         """Free the captured steps and their memory."""

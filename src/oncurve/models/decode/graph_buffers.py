@@ -1,13 +1,13 @@
 """Rows that are decoded in CUDA graphs: tensors that stay where they are, and whole steps without the host.
 
 A step is head, sampler, the test for the end and the model's body. What a row needs lies in tensors over the rows. A
-row that has ended is computed with the others until the host takes it out, and writes to a page that belongs to nobody.
+row that has ended is computed with the others until the host takes it out, and writes to page 0, which no row has.
 
-    state    (6, R)         of each row: how it stands, its tokens, key, last token's index, own first place, padding
-    table    (R, columns)   the pages of each row, the prompt's before its own
-    hidden   (R, H)         what predicts each row's next token
-    layers                  keys and values in pages, of all rows and prompts (`paged_attention`)
-    written  (2, S, R)      tokens and log-probabilities of the S steps between two reports
+    state    (6, R)         of each row: how it stands, its tokens, key, last token's index, own first place, padding.
+    table    (R, columns)   the pages of each row, the prompt's before its own.
+    hidden   (R, H)         what predicts each row's next token.
+    layers                  keys and values in pages, of all rows and prompts (`paged_attention`).
+    written  (2, S, R)      tokens and log-probabilities of the S steps between two reports.
 
 The host decides between steps which rows there are and which pages they have (`graph_loop`). Steps are captured once
 per number of rows and settings, and serve every later rollout.
@@ -43,11 +43,19 @@ _STATE, _COUNT, _KEY, _LAST, _FIRST, _PADDING = range(6)
 _SHARE_OF_MEMORY = 0.5
 """Of the free memory, for keys and values: the rest is the update's."""
 
+_MOST_MODELS = 8
+"""Models, or states of an adapter, whose graphs are kept."""
+
 _FEWEST_COLUMNS = 16
 """Pages of a row that there is room for in the table: a rollout of longer rows has its steps captured again."""
 
 _PROMPT_TOKENS = 16384
 """Tokens of one piece of a prefill."""
+
+
+Wait = Callable[[], tuple[list[int], list[int], list[list[int]], list[list[float]]]]
+"""Waits for some steps to end: of each row its state, its number of tokens, and S tokens and log-probabilities, the
+newest last."""
 
 
 def pages_of(tokens: int) -> int:
@@ -69,72 +77,47 @@ def free_bytes(device: torch.device) -> float:
     return float(torch.cuda.mem_get_info(device)[0] + kept)
 
 
-class Report:
-    """What the rows have written, on its way to the host. `numbers (2 + 2 S, n)` float64."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._numbers = numbers.to("cpu", non_blocking=True)
-        self._arrived: Any = None
-        if numbers.device.type == "cuda":
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
-
-    def wait(self) -> tuple[list[int], list[int], list[list[int]], list[list[float]]]:
-        """Return of each row its state, its number of tokens, and S tokens and log-probabilities, the newest last."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        states, counts = self._numbers[:2].long().tolist()
-        ids, logprobs = self._numbers[2:].chunk(2)
-        return states, counts, ids.long().t().tolist(), logprobs.t().tolist()
-
-
 class GraphBuffers:
     """The tensors of at most R rows, and the graphs that work in them; kept from one rollout to the next.
 
-    run       the model's body
-    prepare   called where weights have moved, and may move them
-    module    the model, whose weights graphs read where they were when the graphs were captured
+    A model's copies share them, one rollout after another: graphs are kept by the addresses of the weights they read.
     """
 
     most_rows: int | None = None
     """At most so many rows, since more did not fit into memory; None: they always have."""
 
-    def __init__(
-        self,
-        run: Run,
-        module: nn.Module,
-        device: torch.device,
-        capture: Capture | None,
-        prepare: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, device: torch.device, capture: Capture | None) -> None:
         self.device = device
         self.graphs = Graphs(capture)
-        self._run, self._prepare, self._module = run, prepare, module
-        self._addresses: tuple[int, ...] = ()
         self._ends: dict[tuple[int, ...], Tensor] = {}
         self.release()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copy of a model has no buffers: graphs read the weights of the one they were captured of."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphBuffers:
+        return self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Another process has buffers of its own."""
+        return type(None), ()
 
     def release(self) -> None:
         """Free all memory."""
         self.graphs.forget()
+        self._models: dict[tuple[int, ...], int] = {}
         self.rows = self._columns = self._pages = 0
-        self.layers: Layers = {}
+        self.layers: dict[int, Sequence[Tensor]] = {}
         self.free: list[int] = []
         self.state = self.table = self.hidden = self._written = torch.empty(0)
 
-    def begin(self, rows: int, prompts: Sequence[Tensor], new_tokens: int) -> None:
-        """Start a rollout without rows, with all pages free: in the buffers there are, unless they are too small.
+    def begin(
+        self, run: Run, module: nn.Module, logits: Head, rows: int, prompts: Sequence[Tensor], new_tokens: int
+    ) -> None:
+        """Start a rollout of the model without rows, with all pages free.
 
-        Graphs are captured again if the weights have moved.
+        run        the model's body
+        module     the model, whose weights may have moved since graphs were captured: those are not used then
+        logits     the model's head
         """
-        if self._addresses != _addresses(self._module):
-            self._prepare()
-            self.graphs.forget()
-            self._addresses = _addresses(self._module)
-        own = pages_of(new_tokens)
+        self._run, self._logits, own = run, logits, pages_of(new_tokens)
         shared = pages_of(max(len(prompt) for prompt in prompts))
         columns = max(_FEWEST_COLUMNS, 1 << (own + shared - 1).bit_length())
         pages = 1 + rows * own + min(rows, len(prompts)) * shared
@@ -142,11 +125,17 @@ class GraphBuffers:
             hidden, prefixes = prefill(self._run, [prompts[0][:1]], self.device)
             sizes = max(rows, self.rows), max(columns, self._columns), max(pages, self._pages)
             self.allocate(*sizes, hidden, prefixes.layers)
-        self.free = list(range(len(next(iter(self.layers.values()))[0]) // PAGE - 1 if self.layers else pages, 0, -1))
+        addresses = _addresses(module)
+        if addresses not in self._models and len(self._models) == _MOST_MODELS:
+            self.graphs.forget()
+            self._models.clear()
+        self._model = self._models.setdefault(addresses, len(self._models))
+        self.free = list(self._all_pages)
         self.state[_STATE].fill_(LENGTH)
+        self._tick.zero_()
 
     def allocate(self, rows: int, columns: int, pages: int, hidden: Tensor, layers: Layers) -> None:
-        """Make the tensors anew; `hidden (·, H)` and `layers (·, h_kv, ·, d)` are examples.
+        """Make the tensors; `hidden (·, H)` and `layers (·, h_kv, ·, d)` are examples.
 
         Where memory is short there are fewer pages, but enough for one row.
         """
@@ -160,25 +149,23 @@ class GraphBuffers:
         bytes_of_page = PAGE * sum(x[0, :, 0].nbytes for pair in layers.values() for x in pair)
         if pages * bytes_of_page > (room := _SHARE_OF_MEMORY * free_bytes(self.device)):
             pages = max(1 + columns, int(room / bytes_of_page))
-
-        def paged(x: Tensor) -> Tensor:
-            return x.new_zeros(pages * PAGE, x.shape[1], x.shape[3])
-
-        self.layers = {layer: (paged(key), paged(value)) for layer, (key, value) in layers.items()}
+        for layer, pair in layers.items():
+            self.layers[layer] = [x.new_zeros(pages * PAGE, x.shape[1], x.shape[3]) for x in pair]
+        self._all_pages = range(pages - 1, 0, -1)
 
     def _sent(self, numbers: Any) -> Tensor:
         """Return integers on the device, without waiting for it."""
-        pinned = torch.tensor(numbers, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        return pinned.to(self.device, non_blocking=True)
+        here = torch.as_tensor(numbers, dtype=torch.int64)
+        return (here.pin_memory() if self.device.type == "cuda" else here).to(self.device, non_blocking=True)
 
     def insert(self, prompts: Sequence[Tensor], pages: Sequence[Sequence[int]]) -> Tensor:
         """Compute prompts, and keep them in their pages: the hidden states `(M, H)` of their last tokens."""
         hidden, prefixes = prefill(self._run, prompts, self.device, _PROMPT_TOKENS)
-        places = torch.zeros(len(prompts), prefixes.longest, dtype=torch.int64)  # what is padded: the page of nobody
+        places = torch.zeros(len(prompts), prefixes.longest, dtype=torch.int64)  # what is padded: page 0
         for line, prompt, numbers in zip(places, prompts, pages, strict=True):
             at = torch.arange(len(numbers) * PAGE - len(prompt), len(numbers) * PAGE)
             line[: len(prompt)] = torch.tensor(numbers)[at // PAGE] * PAGE + at % PAGE
-        there = self._sent(places.flatten().tolist())
+        there = self._sent(places.flatten())
         for layer, pair in prefixes.layers.items():
             for stored, new in zip(self.layers[layer], pair, strict=True):
                 stored.index_copy_(0, there, new.transpose(1, 2).flatten(0, 1))
@@ -189,12 +176,11 @@ class GraphBuffers:
         index = self._sent(kept)
         for tensor, axis in ((self.state, 1), (self.hidden, 0), (self.table, 0)):
             tensor.narrow(axis, 0, len(kept)).copy_(tensor.index_select(axis, index))
-        self.state[:, len(kept) : rows] = 0  # no row is there twice: `teacher_forcing` tells rows by their uniforms
-        self.state[_STATE, len(kept) : rows] = LENGTH
+        self.state[:, len(kept) : rows] = LENGTH  # and as their keys: nothing is drawn for what has moved
 
-    def add(self, first: int, rows: Sequence[tuple[int, int, int, int]], hidden: Sequence[Tensor]) -> None:
-        """Begin rows `first`, `first` + 1, ...: (key, limit, tokens of the prompt, its pages) and `hidden (H,)`."""
-        new = [(GROWING, 0, key, limit - 1, n * PAGE, n * PAGE - tokens) for key, limit, tokens, n in rows]
+    def add(self, first: int, rows: Sequence[tuple[int, int, int]], hidden: Sequence[Tensor]) -> None:
+        """Begin rows `first`, `first` + 1, ...: (key, limit, tokens of the prompt) and `hidden (H,)`."""
+        new = [(GROWING, 0, key, limit - 1, -(-tokens // PAGE) * PAGE, -tokens % PAGE) for key, limit, tokens in rows]
         self.state[:, first : first + len(rows)] = self._sent(new).t()
         self.hidden[first : first + len(rows)] = torch.stack(list(hidden))
 
@@ -204,20 +190,33 @@ class GraphBuffers:
             row, column, page = self._sent(cells).unbind(1)
             self.table.index_put_((row, column), page.to(torch.int32))
 
-    def run(self, rows: int, logits: Head, draw: Draw, ends: tuple[int, ...]) -> Report:
+    def run(self, rows: int, draw: Draw, ends: tuple[int, ...]) -> Wait:
         """Run `STEPS_AT_ONCE` tokens for the first `rows` rows; any of `ends` ends one."""
         size = min(graph_rows(rows), self.rows)
         if ends not in self._ends:
             self._ends[ends] = self._sent(ends)
-        step = partial(self._step, size, logits, draw, self._ends[ends])
+        step = partial(self._step, size, draw, self._ends[ends])
         changed = [self.state, self.hidden, self._written, self._tick]
         for _ in range(STEPS_AT_ONCE):
-            self.graphs.run((size, draw, ends), step, changed)
-        return Report(torch.cat([self.state[:2, :rows].double(), self._written[:, :, :rows].flatten(0, 1)]))
+            self.graphs.run((self._model, size, draw, ends), step, changed)
+        report = torch.cat([self.state[:2, :rows].double(), self._written[:, :, :rows].flatten(0, 1)])
+        report = report.to("cpu", non_blocking=True)
+        arrived: Any = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if arrived is not None:
+            arrived.record()
 
-    def _step(self, rows: int, logits: Head, draw: Draw, ends: Tensor) -> None:
+        def wait() -> tuple[list[int], list[int], list[list[int]], list[list[float]]]:
+            if arrived is not None:
+                arrived.synchronize()
+            states, counts = report[:2].long().tolist()
+            ids, logprobs = report[2:].chunk(2)
+            return states, counts, ids.long().t().tolist(), logprobs.t().tolist()
+
+        return wait
+
+    def _step(self, rows: int, draw: Draw, ends: Tensor) -> None:
         state, table, hidden = self.state[:, :rows], self.table[:rows], self.hidden[:rows]
-        ids, logprobs = draw(logits(hidden), _uniforms(state[_KEY], state[_COUNT]))
+        ids, logprobs = draw(self._logits(hidden), _uniforms(state[_KEY], state[_COUNT]))
         new = torch.stack([ids.double(), logprobs.double()])
         self._written[:, :, :rows].index_copy_(1, self._tick, new[:, None])
         self._tick.add_(1).remainder_(STEPS_AT_ONCE)

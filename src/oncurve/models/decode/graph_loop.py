@@ -13,34 +13,33 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
 from oncurve.base.output import warn
-from oncurve.models.causal import DecodeRequest, EndedRows, Head, OnEnded
-from oncurve.models.decode.graph_buffers import EOS, GROWING, STEPS_AT_ONCE, GraphBuffers, Report, pages_of
+from oncurve.models.causal import DecodeRequest, EndedRows, Head, OnEnded, StopStrings
+from oncurve.models.decode.graph_buffers import EOS, GROWING, STEPS_AT_ONCE, GraphBuffers, Wait, pages_of
+from oncurve.models.decode.prefill import Run
 from oncurve.types import Ending
-
-_ROWS_AT_ONCE = 1024
-"""Where the request has no number: more rows make a step longer by as much."""
 
 _ADMIT_SHARE = 0.25
 """Rows are admitted when this share of all is free: a prefill costs many steps however small it is."""
 
 _PROMPT_TOKENS = 1 << 16
-"""So many tokens of prompts are admitted at once: until they are in pages, their keys and values are there twice."""
+"""So many tokens of prompts, as they are padded, are admitted at once: their keys and values are there twice then."""
 
 
 @dataclass(eq=False)
 class _Group:
     """A prompt; `pages`, and `hidden (H,)` that predicts the first token, as long as some of its rows are decoded."""
 
-    number: int
-    pages: list[int] = field(default_factory=list)
+    prompt: Tensor
     rows: int = 0
-    hidden: Tensor | None = None
+    pages: list[int] = field(default_factory=list)
+    hidden: Any = None
 
 
 @dataclass(eq=False)
@@ -49,184 +48,181 @@ class _Row:
 
     number: int
     group: _Group
-    limit: int
     pages: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     reach: int = 0
     over: bool = False
 
-    @property
-    def next_pages(self) -> int:
-        """Pages that the next steps need, beyond those it has."""
-        return pages_of(min(self.limit, self.reach + STEPS_AT_ONCE)) - len(self.pages)
-
 
 class GraphLoop:
-    """A `TokenLoop` in `buffers`, which outlive it; `logits` is the model's head."""
+    """A `TokenLoop` in `buffers`, which outlive it, over a model's body, its module and its head."""
 
-    def __init__(self, buffers: GraphBuffers, logits: Head) -> None:
-        self._buffers, self._logits = buffers, logits
+    def __init__(self, buffers: GraphBuffers, run: Run, module: nn.Module, logits: Head) -> None:
+        self._buffers, self._model = buffers, (run, module, logits)
 
     @torch.no_grad()
     def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[EndedRows]:
         """Return the rows of the request, in their order."""
-        return _Decoding(self._buffers, self._logits, request, on_group).run()
+        return _Decoding(self._buffers, request, on_group).run(self._model)
 
 
 class _Decoding:
-    """One call of the loop: the rows that wait, and those that are decoded, in the order of the buffers."""
+    """The state of one call of the loop: rows that wait, and rows that are decoded, in the order of the buffers."""
 
-    def __init__(self, buffers: GraphBuffers, logits: Head, request: DecodeRequest, on_group: OnEnded | None) -> None:
+    def __init__(self, buffers: GraphBuffers, request: DecodeRequest, on_group: OnEnded | None) -> None:
         self._buffers, self._request, self._on_group = buffers, request, on_group
-        self._keys, limits = request.keys.flatten().tolist(), request.limits.flatten().tolist()
-        groups = [_Group(number) for number in range(len(request.prompts))]
-        self._waiting = deque(_Row(n, groups[n // request.copies], limit) for n, limit in enumerate(limits))
-        self._most = min(len(limits), request.max_concurrent or _ROWS_AT_ONCE, buffers.most_rows or len(limits))
-        self._settings = logits, request.draw, tuple(sorted(set(request.eos_ids)))
+        self._keys, self._limits = request.keys.flatten().tolist(), request.limits.flatten().tolist()
+        groups, count = list(map(_Group, request.prompts)), len(self._keys)
+        self._waiting = deque(_Row(number, groups[number // request.copies]) for number in range(count))
+        self._most = min(count, request.max_concurrent or count, buffers.most_rows or count)
+        self._ends = tuple(sorted(set(request.eos_ids)))
         self._live: list[_Row] = []
+        self._cells: list[tuple[int, int, int]] = []  # of the table, to be written: row, column, page
         self._ended: dict[int, EndedRows] = {}
         self._missing = [request.copies] * len(groups)
         self._begun = False
 
-    def run(self) -> list[EndedRows]:
+    def run(self, model: tuple[Run, nn.Module, Head]) -> list[EndedRows]:
         """Decode all rows."""
-        wanted, running = self._most, None
-        while running is not None or self._live or self._waiting:
-            before, running = running, self._go_on()
-            if before is not None:
-                self._take(*before)
+        wanted, running = self._most, list[tuple[list[_Row], Wait]]()
+        while running or self._live or self._waiting:
+            before, running = running, self._go_on(model)
+            for rows, wait in before:
+                self._take(rows, wait)
         if self._most < wanted:
             warn(f"out of memory while sampling {wanted} rows at a time: it is {self._most} from here on")
         return [self._ended[number] for number in range(len(self._keys))]
 
-    def _go_on(self) -> tuple[list[_Row], Report] | None:
-        """Change what is decoded, and run some steps; None where there are no rows, or they did not fit in memory."""
+    def _go_on(self, model: tuple[Run, nn.Module, Head]) -> list[tuple[list[_Row], Wait]]:
+        """Change what is decoded, and run some steps: none where there are no rows, or they do not fit in memory."""
         try:
             if not self._begun:
-                self._buffers.begin(self._most, self._request.prompts, self._request.max_new_tokens)
+                self._buffers.begin(*model, self._most, self._request.prompts, self._request.max_new_tokens)
                 self._begun = True
             self._change()
-            return (list(self._live), self._buffers.run(len(self._live), *self._settings)) if self._live else None
+            rows = list(self._live)
+            return [(rows, self._buffers.run(len(rows), self._request.draw, self._ends))] if rows else []
         except torch.OutOfMemoryError:
             if self._most == 1:
                 raise
-        self._halve()  # after the exception is gone, which holds the tensors of the frames it came through
-        return None
-
-    def _halve(self) -> None:
-        """Put all rows back, and go on with half as many in fresh buffers."""
-        self._most //= 2
-        self._buffers.most_rows = self._most
+        # After the exception is gone, which holds the tensors of the frames that it came through.
+        self._most = self._buffers.most_rows = self._most // 2
         while self._live:
             self._put_back(self._live.pop())
         self._buffers.release()
         self._begun = False
+        return []
 
     def _change(self) -> None:
         """Drop what ended, find pages for the next steps, admit."""
-        buffers, stay, cells = self._buffers, [], list[tuple[int, int, int]]()
-        for row in self._live:
-            if row.over or row.reach == row.limit:  # the steps under way write its last token
+        before, free, self._cells = self._live, self._buffers.free, []
+        for row in before:
+            if row.over or row.reach == self._limits[row.number]:  # the steps under way write its last token
                 self._leave(row)
-            else:
-                stay.append(row)
-        for index, row in enumerate(stay):  # the youngest are the last, and may be put back on the way
-            while not row.over and row.next_pages > len(buffers.free):
-                self._put_back(stay.pop())
-            if not row.over:
-                cells += self._grow(index, row)
-        if len(stay) < len(self._live):
-            there = set(stay)
-            buffers.keep([index for index, row in enumerate(self._live) if row in there], len(self._live))
-        self._live = stay
-        buffers.place(cells + self._admit())
+        self._live = [row for row in before if row.pages]
+        for index, row in enumerate(self._live):  # the youngest are the last, and may be put back on the way
+            while row.pages and self._needed(row) > len(free):
+                self._put_back(self._live.pop())
+            if row.pages:
+                self._grow(index, row)
+        if len(self._live) < len(before):
+            self._buffers.keep([index for index, row in enumerate(before) if row.pages], len(before))
+        self._admit()
+        self._buffers.place(self._cells)
 
-    def _grow(self, index: int, row: _Row) -> list[tuple[int, int, int]]:
-        """Take pages for the next steps of the row at `index`: the cells of the table that name them."""
-        first = len(row.group.pages) + len(row.pages)
-        new = [self._buffers.free.pop() for _ in range(row.next_pages)]
+    def _needed(self, row: _Row) -> int:
+        """Return the pages that the next steps of a row need, beyond those it has."""
+        return pages_of(min(self._limits[row.number], row.reach + STEPS_AT_ONCE)) - len(row.pages)
+
+    def _grow(self, index: int, row: _Row) -> None:
+        """Take pages for the next steps of the row at `index`."""
+        column = len(row.group.pages) + len(row.pages)
+        new = [self._buffers.free.pop() for _ in range(self._needed(row))]
+        self._cells += [(index, at, page) for at, page in enumerate(new, column)]
         row.pages += new
-        row.reach = min(row.limit, row.reach + STEPS_AT_ONCE)
-        return [(index, first + column, page) for column, page in enumerate(new)]
+        row.reach = min(self._limits[row.number], row.reach + STEPS_AT_ONCE)
 
-    def _admit(self) -> list[tuple[int, int, int]]:
-        """Let rows that wait begin, if enough are free: the cells of the table that name their pages."""
-        buffers, request, first = self._buffers, self._request, len(self._live)
+    def _admit(self) -> None:
+        """Let rows that wait begin, if enough are free."""
+        buffers, first, fresh, longest = self._buffers, len(self._live), list[_Group](), 0
         fit = min(self._most - first, len(self._waiting))
-        if not fit or (first and fit < len(self._waiting) and fit < _ADMIT_SHARE * self._most):
-            return []
-        cells, prompts, tokens = list[tuple[int, int, int]](), list[_Group](), 0
-        growing = sum(pages_of(row.limit) > len(row.pages) for row in self._live)
-        while len(self._live) < first + fit and tokens < _PROMPT_TOKENS:
-            row, index = self._waiting[0], len(self._live)
-            group, length = row.group, len(request.prompts[row.group.number])
-            needed = 0 if group.pages else pages_of(length)
-            if index and needed + row.next_pages + growing > len(buffers.free):  # one for each that grows
+        if first and fit < min(len(self._waiting), _ADMIT_SHARE * self._most):
+            return
+        growing = sum(map(self._grows, self._live))
+        while len(self._live) < first + fit:
+            row, group, index = self._waiting[0], self._waiting[0].group, len(self._live)
+            needed = 0 if group.pages else pages_of(len(group.prompt))
+            longer = max(longest, len(group.prompt)) if needed else longest
+            if index and needed + self._needed(row) + growing > len(buffers.free):  # one for each that grows
+                break
+            if fresh and needed and (len(fresh) + 1) * longer > _PROMPT_TOKENS:
                 break
             self._live.append(self._waiting.popleft())
             group.rows += 1
             if needed:
                 group.pages = [buffers.free.pop() for _ in range(needed)]
-                prompts.append(group)
-                tokens += length
-            cells += [(index, column, page) for column, page in enumerate(group.pages)] + self._grow(index, row)
-            growing += pages_of(row.limit) > len(row.pages)
-        if prompts:
-            hidden = buffers.insert([request.prompts[each.number] for each in prompts], [g.pages for g in prompts])
-            for group, state in zip(prompts, hidden, strict=True):
+                fresh.append(group)
+                longest = longer
+            self._cells += [(index, column, page) for column, page in enumerate(group.pages)]
+            self._grow(index, row)
+            growing += self._grows(row)
+        if fresh:
+            hidden = buffers.insert([group.prompt for group in fresh], [group.pages for group in fresh])
+            for group, state in zip(fresh, hidden, strict=True):
                 group.hidden = state
-        new = self._live[first:]
-        if new:
-            lengths = [len(request.prompts[row.group.number]) for row in new]
-            rows = [(self._keys[r.number], r.limit, n, len(r.group.pages)) for r, n in zip(new, lengths, strict=True)]
-            buffers.add(first, rows, [row.group.hidden for row in new if row.group.hidden is not None])
-        return cells
+        if new := self._live[first:]:
+            rows = [(self._keys[r.number], self._limits[r.number], len(r.group.prompt)) for r in new]
+            buffers.add(first, rows, [row.group.hidden for row in new])
+
+    def _grows(self, row: _Row) -> bool:
+        return pages_of(self._limits[row.number]) > len(row.pages)
 
     def _leave(self, row: _Row) -> None:
         """Free what a row holds, and what its group holds if it is the last: it is not decoded any more."""
-        self._buffers.free += row.pages
-        row.group.rows -= 1
-        if not row.group.rows:
-            self._buffers.free += row.group.pages
-            row.group.pages, row.group.hidden = [], None
+        group, free = row.group, self._buffers.free
+        free += row.pages
+        row.pages = []
+        group.rows -= 1
+        if not group.rows:
+            free += group.pages
+            group.pages, group.hidden = [], None
 
     def _put_back(self, row: _Row) -> None:
         """Let a row wait again, from its beginning."""
         self._leave(row)
-        row.over = True  # what the steps under way write of it is not read
-        self._waiting.appendleft(_Row(row.number, row.group, row.limit))
+        if not row.over:
+            row.over = True  # what the steps under way write of it is not read
+            self._waiting.appendleft(_Row(row.number, row.group))
 
-    def _take(self, rows: list[_Row], report: Report) -> None:
+    def _take(self, rows: list[_Row], wait: Wait) -> None:
         """Take the new tokens of `rows`, and the rows that ended."""
-        new = []
-        for row, state, count, ids, logprobs in zip(rows, *report.wait(), strict=True):
-            if not row.over:
-                known = len(row.ids)
-                row.ids += ids[: count - known]
-                row.logprobs += logprobs[: count - known]
-                new.append((row, state, known))
-        self._cut(new)
-        for row, state, _ in new:
-            if state != GROWING and not row.over:
-                self._end(row, "eos" if state == EOS else "length", None)
-
-    def _cut(self, new: list[tuple[_Row, int, int]]) -> None:
-        """End the rows whose new tokens, from the index `known` on, completed a stop string."""
-        stop = self._request.stop
-        tokens = [(row, at) for row, state, known in new for at in range(known, len(row.ids) - (state == EOS))]
-        if stop is None or not tokens:
-            return
-        ids = torch.tensor([row.ids[at] for row, at in tokens])
-        for index in stop.candidates(ids).nonzero().squeeze(1).tolist():
-            row, at = tokens[index]
+        over, fresh, stop = list[tuple[_Row, Ending]](), list[tuple[_Row, int]](), self._request.stop
+        for row, state, count, ids, logprobs in zip(rows, *wait(), strict=True):
             if row.over:
                 continue
+            known = len(row.ids)
+            row.ids += ids[: count - known]
+            row.logprobs += logprobs[: count - known]
+            if stop is not None:
+                fresh += [(row, at) for at in range(known, count - (state == EOS))]
+            if state != GROWING:
+                over.append((row, "eos" if state == EOS else "length"))
+        if stop is not None and fresh:
+            self._cut(fresh, stop)
+        for row, ended in over:
+            if not row.over:
+                self._end(row, ended, None)
 
-            def written(_: int, start: int, row: _Row = row, end: int = at + 1) -> list[int]:
-                return row.ids[start:end]
-
-            found = stop.finished(torch.tensor([row.number]), ids[index : index + 1], written)
+    def _cut(self, fresh: list[tuple[_Row, int]], stop: StopStrings) -> None:
+        """End the rows whose new tokens, by their index, completed a stop string."""
+        ids = torch.tensor([row.ids[at] for row, at in fresh])
+        for index in stop.candidates(ids).nonzero().squeeze(1).tolist():
+            row, at = fresh[index]
+            if row.over:
+                continue
+            written = row.ids[: at + 1]
+            found = stop.finished(torch.tensor([row.number]), ids[index, None], lambda _, start, w=written: w[start:])  # type: ignore[misc]
             if found:
                 del row.ids[at + 1 :], row.logprobs[at + 1 :]
                 self._end(row, "stop", found[row.number])
@@ -237,7 +233,8 @@ class _Decoding:
             raise ModelError("the model's logits are not finite (NaN or infinite): its weights are damaged or overflow")
         row.over = True
         self._ended[row.number] = EndedRows(tuple(row.ids), tuple(row.logprobs), ended, text)
-        group, copies = row.group.number, self._request.copies
+        group = row.number // self._request.copies
         self._missing[group] -= 1
         if not self._missing[group] and self._on_group is not None:
-            self._on_group(group, [self._ended[number] for number in range(group * copies, (group + 1) * copies)])
+            first = group * self._request.copies
+            self._on_group(group, [self._ended[number] for number in range(first, first + self._request.copies)])

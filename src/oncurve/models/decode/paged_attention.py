@@ -12,7 +12,7 @@ the same ones for a GPU.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from oncurve.base.output import warn
 PAGE = 32
 """Tokens of a page: half of one is lost at the end of each row."""
 
-Layers = Mapping[int, tuple[Tensor, Tensor]]
+Layers = Mapping[int, Sequence[Tensor]]
 """Keys and values of every layer, `(pages · PAGE, h_kv, d)`."""
 
 
@@ -33,21 +33,14 @@ def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, places: Tens
 
 
 def attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    starts: Tensor,
-    ends: Tensor,
-    page: int,
-    scaling: float,
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, starts: Tensor, ends: Tensor, page: int, scaling: float
 ) -> Tensor:
     """Return `(n, h, d_v)`: each row's attention over its places from `starts` up to `ends`.
 
-    query          (n, h, d)
-    keys, values   (slots, h_kv, d), a row's place p at slot `table[row, p // page] · page + p % page`
-    table          (n, columns), pages by number
-    starts, ends   (n,), never equal
+    query          (n, h, d).
+    keys, values   (slots, h_kv, d). A row's place p is slot `table[row, p // page] · page + p % page`.
+    table          (n, columns), pages by number.
+    starts, ends   (n,), never equal.
     """
     inside = torch.arange(page, device=query.device)
     places = (table.to(torch.int64)[:, :, None] * page + inside).flatten(1)

@@ -1,7 +1,7 @@
 """Prefill: prompts once each, in pieces of bounded size; every layer's keys and values are kept.
 
-A piece is whole prompts of similar length, of at most so many tokens as attention pads them, or a stretch of a longer
-prompt, which attends to the earlier stretches in what is kept.
+A piece is whole prompts of similar length, which have at most `at_once` tokens as attention pads them. A longer prompt
+comes by stretches: a stretch attends to the earlier ones in what is kept.
 """
 
 from __future__ import annotations

@@ -38,13 +38,15 @@ def attend(
     kv_heads, width = keys.shape[1], triton.next_power_of_2(size)
     shared = heads // kv_heads
     shares = min(_MOST_SHARES, triton.next_power_of_2(triton.cdiv(_PROGRAMS, rows * kv_heads)))
+    block, warps = (64, 4) if query.itemsize < 4 else (32, 8)  # more does not fit into a thread's registers
     out = query.new_empty(rows, heads, size)
     parts = out if shares == 1 else query.new_empty(rows, heads, shares, size, dtype=torch.float32)
     sums = query.new_empty(rows, heads, shares, dtype=torch.float32)
     _attend[(rows, kv_heads, shares)](
         *(query, keys, values, table, starts, ends, parts, sums, *query.stride(), table.stride(0), scaling),
-        *(kv_heads, shared, max(16, triton.next_power_of_2(shared)), size, max(16, width), page, 64, shares),
+        *(kv_heads, shared, max(16, triton.next_power_of_2(shared)), size, max(16, width), page, block, shares),
         num_stages=2,
+        num_warps=warps,
     )
     if shares > 1:
         _join[(rows, heads)](parts, sums, out, heads, size, width, shares, num_warps=1)

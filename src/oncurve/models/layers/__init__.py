@@ -9,7 +9,7 @@ from oncurve.models.layers.blocks import (
     keeps_nothing as keeps_nothing,
     replace_blocks as replace_blocks,
 )
-from oncurve.models.layers.joined_weights import join as join
+from oncurve.models.layers.joined_weights import Joined as Joined, join as join
 from oncurve.models.layers.lengths import (
     check_longest as check_longest,
     longest_row_of as longest_row_of,

@@ -14,16 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.models.adapters import low_rank_of
-from oncurve.models.layers.prepacked_weights import PrepackedWeights, is_plain
+from oncurve.models.layers.prepacked_weights import is_plain
 
 
 class JoinedLinear:
     """Linear layers with one input as one product: `(..., H)` -> `(..., O)`, O all outputs concatenated."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self._first = layers[0].weight
         self._weight = _joined([layer.weight for layer in layers])
         biases = [layer.bias for layer in layers if layer.bias is not None]
         self._bias = _joined(biases) if biases else None
+
+    @property
+    def holds(self) -> bool:
+        """Return whether the layers' weights are still the joined ones: nobody has moved them."""
+        return self._first.data_ptr() == self._weight.data_ptr()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return all layers' outputs of `x`, concatenated."""
@@ -40,9 +46,18 @@ def _joined(parameters: Sequence[Tensor]) -> Tensor:
     return whole
 
 
+Joined = Mapping[nn.Module, Sequence[JoinedLinear]]
+"""The joined products of each block, in the block's order."""
+
+
 @torch.no_grad()
-def join(products: Mapping[nn.Module, Sequence[Sequence[nn.Module]]]) -> PrepackedWeights:
-    """Return every block's products joined; a block whose layers are not plain, or have an adapter, is left out."""
+def join(products: Mapping[nn.Module, Sequence[Sequence[nn.Module]]], before: Joined) -> Joined:
+    """Return every block's products joined: `before`, what a call gave earlier, unless weights have moved since.
+
+    A block whose layers are not plain, or have an adapter, is left out.
+    """
+    if before and all(joined.holds for each in before.values() for joined in each):
+        return before
     return {
         block: [JoinedLinear(cast(Sequence[nn.Linear], layers)) for layers in groups]
         for block, groups in products.items()

@@ -8,7 +8,9 @@ from oncurve.models.loading.adapters import (
 from oncurve.models.loading.chat_templates import (
     RENDERING as RENDERING,
     apply_template as apply_template,
+    chat_text as chat_text,
     check_variables as check_variables,
+    encode as encode,
     has_template as has_template,
     render as render,
 )

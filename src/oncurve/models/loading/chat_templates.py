@@ -60,29 +60,33 @@ def render(
         ModelError: messages without a chat template, messages the template refuses, or a prompt of no tokens.
     """
     if isinstance(prompt, str):
-        ids = _encode(tokenizer, prompt)
+        ids = encode(tokenizer, prompt)
         bos = getattr(tokenizer, "bos_token_id", None)
         if not ids and bos is not None:
             ids = [bos]
     else:
-        ids = _encode(tokenizer, _chat(tokenizer, prompt, variables or {}), add_special_tokens=False)
+        ids = encode(tokenizer, chat_text(tokenizer, prompt, variables or {}), add_special_tokens=False)
     if not ids:
         raise ModelError("an empty prompt: the tokenizer makes no token of it and has no BOS token to begin with")
     return tuple(int(token) for token in ids)
 
 
-def _encode(tokenizer: Any, text: str, **options: Any) -> list[int]:
+def encode(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    """Return the token ids of a text."""
     # not verbose: the check of prompts reports a text that is too long
     return list(tokenizer(text, return_attention_mask=False, verbose=False, **options)["input_ids"])
 
 
-def _chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+def chat_text(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], opened: bool = True
+) -> str:
+    """Return the text of a chat, with the opening of the assistant's turn at its end where it is `opened`."""
     if not has_template(tokenizer):
         raise ModelError(
             "the prompt is a list of chat messages, but the model's tokenizer has no chat template; "
             "use an instruction-tuned model, or prompts that are plain strings"
         )
-    return apply_template(tokenizer, messages, "the model's", add_generation_prompt=True, **variables)
+    return apply_template(tokenizer, messages, "the model's", add_generation_prompt=opened, **variables)
 
 
 def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], whose: str, **options: Any) -> str:

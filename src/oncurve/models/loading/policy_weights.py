@@ -81,11 +81,18 @@ def changing_tensors(model: CausalModel) -> Mapping[str, Tensor]:
     return found
 
 
-def held(weights: LocalWeights) -> LocalWeights:
+def held(weights: LocalWeights, into: LocalWeights | None = None) -> LocalWeights:
     """Return the weights as they are now, in a model of its own that no update changes. Of a model with an adapter only
     the adapter is copied. Raises ModelError: the model cannot be copied.
+
+    into   an earlier result that is not needed any more: its model takes the weights, and keeps what was captured of it
     """
     model = weights.model
+    if into is not None:
+        taking = changing_tensors(into.model)
+        for name, tensor in changing_tensors(model).items():
+            taking[name].copy_(tensor)
+        return LocalWeights(into.model, weights.version)
     trained = set() if model.adapter is None else set(map(id, model.adapter.parameters.values()))
     frozen = [] if model.adapter is None else [each for each in model.module.parameters() if id(each) not in trained]
     try:

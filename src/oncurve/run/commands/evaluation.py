@@ -23,9 +23,10 @@ from oncurve.models.layers import reach_of
 from oncurve.models.loading import ADAPTER, base_of_adapter, is_adapter
 from oncurve.rewards import RewardSet
 from oncurve.run.arguments import configured, data_arguments, reward_arguments
-from oncurve.run.assembly import Run, assemble, build_engine, evaluate_policy
+from oncurve.run.assembly import Run, assemble, build_engine
 from oncurve.run.commands.first_run import data_among
 from oncurve.run.directory.folder import EVAL_REPLIES, LOCK, MARK
+from oncurve.run.evaluating import evaluate_policy
 from oncurve.run.row_lengths import fix_reach, opened
 from oncurve.trainer import Checkpoints
 

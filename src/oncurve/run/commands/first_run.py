@@ -13,7 +13,14 @@ from oncurve.base.paths import names_rows, usable_path
 from oncurve.base.shipped import PRESETS, RECIPES, SUFFIXES, shipped
 from oncurve.config import RUN, Argument, RunConfig, names_recipe
 from oncurve.data import read_rows
-from oncurve.run.arguments import ARGUMENT_OF, OTHER_NAMES, configured, data_arguments, reward_arguments
+from oncurve.run.arguments import (
+    ARGUMENT_OF,
+    OTHER_NAMES,
+    check_for_stage,
+    configured,
+    data_arguments,
+    reward_arguments,
+)
 
 ENOUGH_ROWS, MOST_HELD_OUT, EVALUATED_EVERY = 200, 100, 50
 """With `--data` and no word about evaluation: of so many rows a tenth is held out, this many at most, and evaluated
@@ -65,6 +72,28 @@ def command_config(
         )
         config, base = configured(recipe, chosen, [*arguments, *held_out], overrides=overrides, word="--preset")
     return config, base, recipe or "-".join(presets or ["grpo"])
+
+
+def sft_config(
+    target: str,
+    overrides: Sequence[str] = (),
+    data: str | None = None,
+    rewards: Sequence[str] = (),
+    presets: Sequence[str] = (),
+) -> tuple[RunConfig, Path, str]:
+    """Return the configuration of the words of `oncurve sft`, as `command_config` does: the warm start by itself.
+
+    Raises ConfigError: there are no demonstrations, and whatever `command_config` raises.
+    """
+    overrides, data = data_among(overrides, data)
+    check_for_stage(word.partition("=")[0] for word in overrides)
+    is_model = _names_model(target)
+    arguments = [Argument("MODEL", "model.path", target)] if is_model else []
+    arguments += [] if data is None else [Argument("--data", "sft.data", data)]
+    arguments += reward_arguments(list(rewards) or None)
+    recipe = None if is_model else target
+    config, base = configured(recipe, list(presets) or None, arguments, overrides=overrides, word="--preset")
+    return config.stage, base, f"{recipe or 'sft'}"
 
 
 def data_among(words: Sequence[str], data: str | None) -> tuple[list[str], str | None]:

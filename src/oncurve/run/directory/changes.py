@@ -21,6 +21,7 @@ FIXED = {
     "lora.*": OTHER_WEIGHTS,
     "data.*": "the run counts its position in the rows that it began with; export its model and begin a new run on "
     "other data",
+    "sft.*": "the warm start has begun with the present demonstrations; begin a new run",
     "learner.kind": "the checkpoints hold this learner's state",
     "learner.masters": "the checkpoints hold the optimizer's state in this form",
     "learner.moments": "the checkpoints hold the optimizer's state in this form",

@@ -9,6 +9,8 @@ tensorboard/  wandb/   what these trackers write
 replay.jsonl       the reward model's examples from iterations    reward_model/      after the last iteration
 replies/           the answers of a `model_judge`; eval_replies/: to `oncurve eval`
 run.json           the run's id, settings and files    data.jsonl, eval_data.jsonl   rows that were given in memory
+                                                           sft_data.jsonl: demonstrations
+sft/               the warm start: a run directory of its own, whose model step 1 begins with
 history/           config-000120.toml, the settings until step 120, where a resume changed them
 model-000100/      the model after 100 steps, of a run that went on after its end
 
@@ -47,9 +49,10 @@ EXACT_KEYS = (
     "sample_results",
 )
 LOCK, CONFIG, ENVIRONMENT, IDENTITY, ROWS = ".lock", "config.toml", "environment.json", "run.json", "data.jsonl"
+SFT, SFT_ROWS = "sft", "sft_data.jsonl"
 REPLIES, EVAL_REPLIES = "replies", "eval_replies"
 MARK = b"oncurve run\n"
-BEGINNING = (ENVIRONMENT, IDENTITY, ROWS, f"eval_{ROWS}")
+BEGINNING = (ENVIRONMENT, IDENTITY, ROWS, f"eval_{ROWS}", SFT_ROWS, f"eval_{SFT_ROWS}")
 FILES = (CONFIG, *BEGINNING, "metrics.jsonl", "replay.jsonl", "report.html", "evaluation.json")
 HISTORY, PRODUCTS = "history", ("model", "reward_model")
 FOLDERS = (
@@ -62,6 +65,7 @@ FOLDERS = (
     EVAL_REPLIES,
     "model/adapter",
     *PRODUCTS,
+    SFT,
     "tensorboard",  # wandb/ is not among them: wandb makes links in it, and oncurve only reads there
 )
 

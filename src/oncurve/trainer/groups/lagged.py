@@ -91,11 +91,12 @@ class LaggedGroups(Groups):
         Raises ConfigError: the weights are not in this process. ModelError: the model cannot be copied.
         """
         self._newest = weights.version
-        if step not in self._versions:
-            self._versions[step] = _copied(weights)
+        unneeded = None
         for old in [each for each in self._versions if each < step - self.lag]:
-            del self._versions[old]
+            unneeded = self._versions.pop(old)
             self._stored.pop(old, None)
+        if step not in self._versions:
+            self._versions[step] = _copied(weights, unneeded)
 
     def next(self, state: TrainerState, metrics: Metrics) -> Collected:
         """Return the groups of the step after `state`, and begin those of the steps up to `lag` later.
@@ -228,13 +229,14 @@ class LaggedGroups(Groups):
             now.over.set()
 
 
-def _copied(weights: Weights) -> LocalWeights:
-    """Return a copy of the weights, which no update changes. Raises ConfigError: they are not in this process.
-    ModelError: the model cannot be copied.
+def _copied(weights: Weights, into: LocalWeights | None = None) -> LocalWeights:
+    """Return a copy of the weights, which no update changes, in the model of `into` if there is one.
+
+    Raises ConfigError: they are not in this process. ModelError: the model cannot be copied.
     """
     model = weights.local()
     if model is None:
         raise ConfigError(
             "cluster.lag: the weights are not in this process, and earlier ones are kept here; set it to 0"
         )
-    return held(LocalWeights(model, weights.version))
+    return held(LocalWeights(model, weights.version), into)

@@ -56,7 +56,7 @@ def peak_memory_bytes() -> int:
 
 
 def observe_memory(metrics: Metrics, device: object) -> None:
-    """The peak memory so far, of the GPU's allocator, or of the process where `device`, by name, is "cpu"."""
+    """Observe the peak memory so far, of the GPU's allocator, or of the process where `device`, by name, is "cpu"."""
     peak = peak_memory_bytes() if device == "cpu" else torch.cuda.max_memory_allocated()
     metrics.add("memory/peak_bytes", float(peak))
 

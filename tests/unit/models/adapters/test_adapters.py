@@ -77,13 +77,13 @@ def test_a_frozen_copy_stays_when_the_adapter_moves(attention):
 def test_steps_that_were_captured_are_captured_again_when_the_factors_change():
     """What a graph replays are the factors that it read when it was captured: their values, while they stay in use."""
     model = adapted(architecture("qwen2", torch.float64))
-    frozen, buffers = model.adapter.copy_frozen(), GraphBuffers(model._run, model.module, torch.device("cpu"), record)
+    frozen, buffers = model.adapter.copy_frozen(), GraphBuffers(torch.device("cpu"), record)
     asked = request(list(UNIFORM.prompts), row_keys(1, 2, torch.arange(6), torch.arange(6)), [], 8)
     fill(model.adapter.parameters, 0.4)
-    found = []
+    loop, found = GraphLoop(buffers, model._run, model.module, model.raw_logits), []
     for state in (nullcontext(), nullcontext(), model.adapter.off(), model.adapter.using(frozen), nullcontext()):
         with state:
-            got = GraphLoop(buffers, model.raw_logits)(asked)
+            got = loop(asked)
             wanted = HostLoop(model.decoder, torch.device("cpu"))(asked)
         for left, right in zip(got, wanted, strict=True):
             assert left.ids == right.ids
@@ -93,7 +93,7 @@ def test_steps_that_were_captured_are_captured_again_when_the_factors_change():
     assert found[0] != found[2] != found[3] != found[0]
     graphs = len(buffers.graphs)
     fill(model.adapter.parameters, 0.1)
-    got, wanted = (loop(asked) for loop in (GraphLoop(buffers, model.raw_logits), HostLoop(model.decoder, "cpu")))
+    got, wanted = loop(asked), HostLoop(model.decoder, torch.device("cpu"))(asked)
     assert [row.ids for row in got] == [row.ids for row in wanted]
     assert found[0] != [row.logprobs for row in wanted]
     assert len(buffers.graphs) == graphs  # an update of the factors changes values, and no addresses

@@ -1,0 +1,109 @@
+"""Rows of TRL and verl become prompts with the tokens that are trained after them."""
+
+from typing import Any
+
+import pytest
+
+from fakes.demonstrations import CHATS, chat_tokenizer, demonstrations
+from oncurve.base.errors import DataError
+from oncurve.data import Demonstrations, InMemory, load_demonstrations
+
+END = 2
+ASK, ANSWER = {"role": "user", "content": "w4 w5"}, {"role": "assistant", "content": "w6"}
+VERL = {
+    "data_source": "openai/gsm8k",
+    "prompt": [ASK],
+    "reward_model": {"style": "rule", "ground_truth": "w9"},
+    "extra_info": {"question": "w4 w5", "answer": "w6"},
+}
+
+
+def read(found: Demonstrations, index: int = 0) -> tuple[list[int], list[int], list[bool]]:
+    prompt = found[index]
+    completion = found.completion(prompt)
+    return list(prompt.ids), list(completion.ids), list(completion.trained or (True,) * len(completion.ids))
+
+
+@pytest.mark.parametrize(
+    ("row", "chat"),
+    [
+        ({"prompt": "w4 w5", "completion": "w6"}, False),
+        ({"prompt": "w4 w5", "response": "w6"}, False),
+        ({"prompt": [4, 5], "completion": [6, END]}, False),
+        ({"prompt": "w4 w5", "completion": "w6"}, True),
+        ({"prompt": [ASK], "completion": [ANSWER]}, True),
+        ({"prompt": [ASK], "completion": "w6"}, True),
+        ({"messages": [ASK, ANSWER]}, True),
+        ({"prompt": "left out", "messages": [ASK, ANSWER], "prompt_id": "x"}, True),
+        (VERL, True),
+    ],
+)
+def test_each_form_gives_the_same_tokens(row: dict[str, Any], chat: bool) -> None:
+    asked = [50, 4, 5, 51] if chat else [4, 5]
+    assert read(demonstrations([row], chat=chat)) == (asked, [6, END], [True, True])
+
+
+def test_a_text_is_trained_from_its_second_token_on() -> None:
+    assert read(demonstrations([{"text": "w4 w5 w6"}], chat=True)) == ([4], [5, 6, END], [True] * 3)
+
+
+def test_a_prompt_is_trained_where_that_is_wanted() -> None:
+    found = demonstrations([{"prompt": "w4 w5", "completion": "w6"}], train_on_prompts=True)
+    assert read(found) == ([4], [5, 6, END], [True] * 3)
+
+
+def test_of_a_chat_every_turn_of_the_assistant_is_trained_and_no_other_token() -> None:
+    prompt, ids, trained = read(demonstrations(CHATS, chat=True))
+    assert prompt == [50, 3, 50, 4, 5, 51]
+    assert ids == [6, END, 52, 50, 7, 51, 8, 9, 10, END]
+    assert trained == [True, True, False, False, False, False, True, True, True, True]
+
+
+def test_settings_of_the_data_make_the_prompts() -> None:
+    rows = [{"question": "w4", "solution": "w6"}]
+    found = demonstrations(rows, template="w3 {question}", columns={"completion": "solution"})
+    assert read(found) == ([3, 4], [6, END], [True, True])
+    assert read(demonstrations([{"prompt": "w4", "completion": "w6"}], chat=True, system="w9"))[0] == [50, 9, 50, 4, 51]
+
+
+def test_a_row_that_is_too_long_is_refused_or_left_out_and_never_cut() -> None:
+    rows = [{"prompt": "w4", "completion": "w6"}, {"prompt": "w4", "completion": "w6 w7 w8"}]
+    with pytest.raises(DataError, match=r"1 of 2 demonstrations have more than the 3 tokens allowed .*data row 1"):
+        demonstrations(rows, longest=3)
+    found = demonstrations(rows, longest=3, drop=True)
+    assert (len(found), found.dropped, read(found)) == (1, 1, ([4], [6, END], [True, True]))
+    with pytest.raises(DataError, match="no demonstration is left"):
+        demonstrations(rows, longest=2, drop=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([{"prompt": "w4"}], "data row 0: no demonstration: expected columns prompt and completion, or messages"),
+        ([{"prompt": "w4", "completion": 7}], "data row 0: the completion must be a text, or messages"),
+        ([{"prompt": [ASK], "completion": [ASK]}], "messages with a turn of the assistant"),
+        ([{"messages": [ANSWER]}], "needs a turn of the assistant after another turn"),
+        ([{"messages": "hello"}], "must be a list of messages"),
+        ([{"messages": [ASK, ANSWER]}, {"text": "w4"}], "data row 1: column 'messages' is missing"),
+        ([{"prompt": "w4", "completion": [ANSWER]}], "the completion is a list of messages, and the prompt is none"),
+        ([{"prompt": [4], "completion": [61]}], "token id 61; the model has ids from 0 to 60"),
+        ([{"prompt": "", "completion": "w4"}], "is an empty string"),
+    ],
+)
+def test_what_is_no_demonstration_is_refused_with_its_place(rows: list[Any], says: str) -> None:
+    with pytest.raises(DataError) as caught:
+        demonstrations(rows)
+    assert says in str(caught.value)
+
+
+def test_a_template_that_renders_earlier_turns_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = "{{ messages|length }} " + tokenizer.chat_template
+    monkeypatch.setattr("fakes.demonstrations.chat_tokenizer", lambda: tokenizer)
+    with pytest.raises(DataError, match="renders earlier turns in another way"):
+        demonstrations(CHATS, chat=True)
+
+
+def test_held_out_rows_are_read_in_the_same_form() -> None:
+    found = load_demonstrations(InMemory(rows=({"messages": [ASK, ANSWER]},), eval_rows=({"messages": [ASK, ANSWER]},)))
+    assert found.held_out.items == found.train.items == [{"prompt": [ASK], "completion": [ANSWER]}]
