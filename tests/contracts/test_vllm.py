@@ -5,6 +5,7 @@ Both are started by the program `vllm` that is first on PATH, or by the command 
 
 import gc
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,7 +65,7 @@ def running(folder: Path, policy: CausalModel, more: str = "", port: int = 0) ->
     command = f"{documented(folder / 'served', port)} --skip-tokenizer-init {' '.join(ARGUMENTS)} {more}"
     with started(command, folder / "server.log") as process:
         address = f"http://127.0.0.1:{port}"
-        VllmServer(address).wait_until_ready(900.0)
+        VllmServer(address, os.environ.get("VLLM_API_KEY", "")).wait_until_ready(900.0)
         yield address, process
 
 
@@ -79,6 +80,37 @@ def assert_logprobs_are_those_of(policy: CausalModel, groups: list[Group], withi
             assert torch.tensor(row.logprobs).allclose(right, atol=within, rtol=0)
 
 
+def assert_only_the_key_opens(server: VllmServer) -> None:
+    """The routes of vLLM's own key, those that control the server and those that anyone may read; and no other process
+    can read the key."""
+    for route in ("/inference/v1/generate", "/v1/models", "/collective_rpc", "/pause", "/health", "/metrics"):
+        for key in ("", "guessed"):
+            assert VllmServer(server.address, key)._answer("POST", route, None, 60.0)[0] == 401
+    (key,) = {server._headers["Authorization"].removeprefix("Bearer ")}
+    words = [one.cmdline() for one in psutil.Process().children(recursive=True)]
+    assert len(key) > 40
+    assert not any(key in word for word in chain(*words))
+
+
+def test_as_many_rows_as_the_settings_say_are_asked_for_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A barrier opens only if so many requests wait at it; of one more it would have two rounds."""
+    for groups, size, most, requests in ((100, 1, 100, 100), (4, 4, 8, 2), (2, 8, 3, 1)):
+        at_a_time, counts = threading.Barrier(requests, timeout=60.0), []
+        served = VllmEngine(VllmSettings(), Sampling(group_size=size, max_new_tokens=1, max_concurrent=most))
+        served._model = model()
+
+        def ask(*asked: Any, barrier: Any = at_a_time, counts: list[int] = counts) -> Any:
+            barrier.wait()
+            counts.append(asked[-1])
+            return [([9], [-1.0])] * asked[-1]
+
+        monkeypatch.setattr(served, "_ask", ask)
+        found = served.generate([Prompt(number, "", (9,)) for number in range(groups)], draw=0)
+        assert [row.sample_index for group in found for row in group.completions] == list(range(size)) * groups
+        assert sum(counts) == groups * size
+        assert max(counts) == min(size, most)
+
+
 def test_a_server_samples_from_the_weights_that_it_was_given_last(orders: Path) -> None:
     """Token in, token out: log-probs of the settings' temperature, endings, seeds; and the same after updates."""
     first, second = model(0), model(1)
@@ -90,12 +122,18 @@ def test_a_server_samples_from_the_weights_that_it_was_given_last(orders: Path) 
             groups = served.generate(PROMPTS, draw=0)
             assert_logprobs_are_those_of(policy, groups)
             found.append([[row.ids for row in group.completions] for group in groups])
+            assert_only_the_key_opens(served._server)
             for row in (row for group in groups for row in group.completions):
                 assert row.policy_version == version
                 assert row.ended == ("eos" if row.ids[-1] in EOS else "length")
         assert found[0] == found[2] != found[1]
         assert {ids[-1] in EOS for ids in chain(*found[0], *found[1])} == {False, True}
         assert len({ids for group in found[0] for ids in group}) > len(PROMPTS)
+        for most in (1, 2):  # requests for one completion, for two and one, as for a group
+            pieces = served.generate(PROMPTS, draw=0, sampling=SAMPLING.model_copy(update={"max_concurrent": most}))
+            assert [[row.ids for row in group.completions] for group in pieces] == found[2]
+        likeliest = served.generate(PROMPTS[:1], draw=0, sampling=SAMPLING.model_copy(update={"temperature": 0.0}))
+        assert len({row.ids for row in likeliest[0].completions}) == 1
         part = served.generate(PROMPTS[3:4], draw=0)
         assert [row.ids for row in part[0].completions] == found[2][3]  # a shard that is drawn again
         assert (
@@ -129,12 +167,9 @@ def test_answers_that_cannot_be_used_say_what_is_wrong(orders: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(REAL is not None, reason="a real server takes no orders")
 def test_a_server_that_is_killed_in_a_shard_is_replaced_and_the_shard_has_the_same_tokens(
-    orders: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    orders: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Neither server nor folder is left, of none of the workers."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
     settings: dict[str, Any] = {"rollout_workers": 1, "shard_groups": 3, "engine": "vllm", "wait_seconds": 120.0}
 
     def build() -> InProcessEngine:
@@ -152,11 +187,12 @@ def test_a_server_that_is_killed_in_a_shard_is_replaced_and_the_shard_has_the_sa
         assert fleet.measured()["cluster/shards_redone"] == 1
         servers = [child for child in psutil.Process().children(recursive=True) if "serve" in child.cmdline()]
         assert len(servers) == 1
-        assert len(list(temporary.glob("oncurve-vllm-*"))) == 1
+        folder = Path(servers[0].cmdline()[servers[0].cmdline().index("serve") + 1]).parent
+        assert [file.name for file in folder.glob("version-*")] == ["version-1"]
     assert found[0] == found[1]
     assert psutil.wait_procs(servers, timeout=10)[1] == []
     deadline = time.monotonic() + 20
-    while list(temporary.glob("oncurve-vllm-*")):
+    while folder.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     told = capfd.readouterr().err
@@ -165,11 +201,18 @@ def test_a_server_that_is_killed_in_a_shard_is_replaced_and_the_shard_has_the_sa
 
 
 @pytest.mark.slow
-def test_a_server_that_runs_already_gets_the_weights_and_belongs_to_one_worker(orders: Path, tmp_path: Path) -> None:
+def test_a_server_that_runs_already_gets_the_weights_and_belongs_to_one_worker(
+    orders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was started by the documented command, with another policy of the same shape."""
+    monkeypatch.setenv("VLLM_API_KEY", "a key")
     with running(tmp_path, model(2), "--max-model-len 64 --dtype float32") as (address, _):
-        HostCluster(rollout_workers=1, engine="vllm", vllm_addresses=(address,)).check(torch.device("cpu"))
-        settings: dict[str, Any] = {"addresses": (address,), "folder": str(tmp_path), "seconds": 900.0}
+        cluster = HostCluster(rollout_workers=1, engine="vllm", vllm_addresses=(address,))
+        cluster.check(torch.device("cpu"))
+        monkeypatch.delenv("VLLM_API_KEY")
+        with pytest.raises(ConfigError, match="/v1/models answered 401"):
+            cluster.check(torch.device("cpu"))
+        settings: dict[str, Any] = {"addresses": (address,), "folder": str(tmp_path), "seconds": 900.0, "key": "a key"}
         with engine(**settings) as served:
             for version, policy in enumerate((model(0), model(1))):
                 served.follow(LocalWeights(policy, version))

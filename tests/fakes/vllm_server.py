@@ -4,6 +4,8 @@ A real process, HTTP server, model, sampling and update from disk. Run as `pytho
 folder of the environment variable `ONCURVE_TEST_ORDERS` may hold a file `ACTION-NUMBER`, which one request obeys.
 """
 
+import asyncio
+import importlib
 import json
 import math
 import os
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -52,22 +54,31 @@ class Served:
             raise RefusedError(f"This model's maximum context length is {self.longest} tokens")
         if max(ids) >= self.model.module.get_input_embeddings().weight.shape[0]:
             raise RefusedError(f"Token id {max(ids)} is out of vocabulary")
+        assert asked["n"] == 1 or asked["temperature"], "n must be 1 when using greedy sampling"
         sampling = Sampling(
-            group_size=asked["n"],
+            group_size=1,
             max_new_tokens=asked["max_tokens"],
             temperature=asked["temperature"],
             eos_ids=tuple(asked["stop_token_ids"]),
             max_concurrent=1,
         )
-        engine = InProcessEngine(sampling, seed=asked["seed"])
-        with self.lock:
-            engine.follow(LocalWeights(self.model, 0))
-            ((row,),) = (group.completions for group in engine.generate([Prompt(0, "", ids)], draw=0))
-        reason = "stop" if row.ended == "eos" else "length"
-        content = [{"token_id": token, "logprob": value} for token, value in zip(row.ids, row.logprobs, strict=True)]
-        span = {"version": self.version, "start": 0, "end": len(row.ids)}
-        choice = {"index": 0, "token_ids": list(row.ids), "finish_reason": reason, "weight_versions": [span]}
-        return {"request_id": body["request_id"], "choices": [{**choice, "logprobs": {"content": content}}]}
+        choices = []
+        for index in range(asked["n"]):  # as vLLM: completion i of a request has its seed plus i
+            engine = InProcessEngine(sampling, seed=asked["seed"] + index)
+            with self.lock:
+                engine.follow(LocalWeights(self.model, 0))
+                ((row,),) = (group.completions for group in engine.generate([Prompt(0, "", ids)], draw=0))
+            pairs = zip(row.ids, row.logprobs, strict=True)
+            choices.append(
+                {
+                    "index": index,
+                    "token_ids": list(row.ids),
+                    "finish_reason": "stop" if row.ended == "eos" else "length",
+                    "weight_versions": [{"version": self.version, "start": 0, "end": len(row.ids)}],
+                    "logprobs": {"content": [{"token_id": token, "logprob": value} for token, value in pairs]},
+                }
+            )
+        return {"request_id": body["request_id"], "choices": choices[::-1]}
 
     def answer(self, route: str, body: Any) -> Any:
         if route not in self.routes:
@@ -140,12 +151,15 @@ HALF = b'{"choices": [{"token_ids": [1, 2'
 
 class Handler(BaseHTTPRequestHandler):
     served: Served
+    middleware: Callable[..., Any] = staticmethod(lambda app: app)
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""
 
     def do_GET(self) -> None:
+        if not self._admitted(self.path):
+            return
         match self.path:
             case "/health":
                 self._send(200, b"")
@@ -157,6 +171,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         route = self.path.partition("?")[0]
+        if not self._admitted(route):
+            return
         try:
             stale = route == "/collective_rpc" and self._keeps_the_old()
             found = None if stale else self.served.answer(route, json.loads(content) if content else None)
@@ -168,6 +184,23 @@ class Handler(BaseHTTPRequestHandler):
             self._send(404, b'{"detail": "Not Found"}')
         except Exception as error:
             self._send(500, f"{type(error).__name__}: {error}".encode())
+
+    def _admitted(self, route: str) -> bool:
+        """Whether the middleware, and vLLM's own key on its prefixes, let the request through; else it is answered."""
+        key, admitted, sent = os.environ.get("VLLM_API_KEY"), [], []
+
+        async def app(*_: Any) -> None:
+            said = self.headers.get("Authorization") == f"Bearer {key}"
+            admitted.append(said or not key or not route.startswith(("/v1", "/inference")))
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
+        asyncio.run(self.middleware(app)({"type": "http", "path": route, "headers": headers}, None, send))
+        if admitted != [True]:
+            self._send(sent[0]["status"] if sent else 401, b"Unauthorized")
+        return admitted == [True]
 
     def _keeps_the_old(self) -> bool:
         for order in Path(os.environ.get("ONCURVE_TEST_ORDERS", os.devnull)).glob("stale-*"):
@@ -250,6 +283,9 @@ def main() -> None:
     port, longest = (
         int(arguments[arguments.index(name) + 1]) if name in arguments else 0 for name in ("--port", "--max-model-len")
     )
+    if "--middleware" in arguments:
+        module, _, name = arguments[arguments.index("--middleware") + 1].rpartition(".")
+        Handler.middleware = staticmethod(getattr(importlib.import_module(module), name))
     Handler.served = Served(arguments[1], longest, routes)
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True

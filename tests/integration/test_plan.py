@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,19 @@ def test_processes_of_a_ray_elsewhere_need_no_memory_here(monkeypatch: pytest.Mo
         needs.append(float(str(error.value).partition("about ")[2].partition(" GB")[0]))
         assert ("of 6 processes" in str(error.value)) == (each is words)
     assert needs[1] < needs[0]
+
+
+def test_training_takes_of_a_card_what_the_plan_says_and_no_cache_next_to_servers(tmp_path: Path) -> None:
+    found = {}
+    for tokens in (64, 4096):
+        words = ["cluster.engine=vllm", "cluster.rollout_workers=1", f"learner.tokens_per_micro_batch={tokens}"]
+        found[tokens] = [
+            forecasting.training_bytes(load_config(TASK, [*words, f"rollout.max_concurrent={rows}"])[0])
+            for rows in (8, 256)
+        ]
+        assert found[tokens][0] == found[tokens][1] > forecasting.CONTEXT
+    assert found[64] < found[4096]
+    assert forecasting.training_bytes(load_config(TASK, [f"model.path={tmp_path}"])[0]) == math.inf
 
 
 def test_a_gpu_needs_room_for_one_row_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,7 @@ def sentences_of(cluster: ProcessSettings) -> list[str]:
     kept = ", and keep them in the host's memory" if cluster.offload else ""
     servers = "a vLLM server" if cluster.rollout_workers == 1 else f"{cluster.rollout_workers} vLLM servers"
     return [
-        f"Rollouts are sampled by {servers}, {together} at a time: they are not "
-        "exact, and the learner computes the old log-probs."
+        f"Rollouts are sampled by {servers}: they are not exact, and the learner computes the old log-probs."
         if cluster.served
         else f"Rollouts are decoded by {workers} with {own} each, {together} together; on machines with another "
         "torch or other kernels they are not exact, and the learner computes the old log-probs."

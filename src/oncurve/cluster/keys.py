@@ -44,7 +44,7 @@ class ProcessSettings(Component):
 
     weights_folder: str = ""
     """With weights = "disk", or with `vllm_addresses`: the folder, which all machines must see under the same name. It
-    has at most two versions (and of each vLLM server two), below a name of its own for each run. "": that of temporary
+    has at most two versions (and of each vLLM server one), below a name of its own for each run. "": that of temporary
     files, for the workers and servers of one machine."""
 
     engine: Literal["own", "vllm"] = "own"
@@ -56,7 +56,7 @@ class ProcessSettings(Component):
     Empty: each worker starts one on its machine, with `vllm` from PATH."""
 
     vllm_arguments: tuple[str, ...] = ()
-    """Further arguments of `vllm serve`, like `["--gpu-memory-utilization", "0.4"]`."""
+    """Further arguments of `vllm serve`, like `["--max-model-len", "4096"]`. They overrule those of oncurve."""
 
     learner_ranks: int = Field(default=1, ge=1, le=1024)
     """Processes that compute the gradient, this one included. Their number does not change any result, unless

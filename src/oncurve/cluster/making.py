@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import tempfile
 import weakref
 from abc import abstractmethod
@@ -20,11 +22,14 @@ from oncurve.cluster.vllm import ServerFaultError, VllmServer, VllmSettings, Vll
 from oncurve.cluster.workers import BUCKET_SECONDS, Broadcast, Carrier, DiskCarrier, FleetEngine, ObjectCarrier, Worker
 from oncurve.learner import Learner, LocalLearner
 from oncurve.models import CausalModel, module_device
-from oncurve.processes.fleets import CPU, Fleet, Gpus, Placement, check_settings, gpus_of, placed
+from oncurve.processes.fleets import CPU, Fleet, Gpus, Placement, check_settings, gpus_of, memory_share, placed
 from oncurve.rollout import RolloutEngine, Sampling, Tokenizer
 
 if TYPE_CHECKING:
     from oncurve.cluster.sharding import ShardedLearner
+
+Needed = Callable[[], float]
+"""The bytes that training takes of a GPU."""
 
 Part = Literal["ranks", "workers"]
 """The purpose of a fleet's processes."""
@@ -118,7 +123,7 @@ class ProcessCluster(ProcessSettings):
             vllm_program()
         for address in self.vllm_addresses:
             try:
-                VllmServer(address).check_routes()
+                VllmServer(address, os.environ.get("VLLM_API_KEY", "")).check_routes()
             except ServerFaultError as fault:
                 raise ConfigError(
                     f"cluster.vllm_addresses: {fault}; start it as docs/cluster.md says, or leave it out"
@@ -132,6 +137,7 @@ class ProcessCluster(ProcessSettings):
         tokenizer: Tokenizer | None = None,
         eos_ids: Sequence[int] = (),
         seed: int = 0,
+        needed: Needed = lambda: math.inf,
     ) -> RolloutEngine:
         """Return an engine that decodes shards by `rollout_workers` processes, or in this one."""
         served = partial(vllm_engine, sampling, tokenizer, tuple(eos_ids), seed)
@@ -139,7 +145,7 @@ class ProcessCluster(ProcessSettings):
         def make_fleet(model: CausalModel) -> Fleet:
             """Return the workers' fleet, as soon as there is a model to copy."""
             if self.served:
-                return self._servers(model, served)
+                return self._servers(model, served, needed)
             gpus = seen_by(model)
             device = CPU if gpus is None else torch.device(gpus.device)
             make_worker = partial(Worker, model, build, self.worker_threads, device)
@@ -156,6 +162,7 @@ class ProcessCluster(ProcessSettings):
             self.wait_seconds if self.served else 0.0,
             exact=self.exact,
             workers=self.rollout_workers,
+            fill=self.served,
         )
 
     def _carrier(self) -> Carrier:
@@ -163,21 +170,25 @@ class ProcessCluster(ProcessSettings):
             return Broadcast(self.weights, min(self.wait_seconds, BUCKET_SECONDS))
         return DiskCarrier(self.weights_folder) if self.weights == "disk" else ObjectCarrier()
 
-    def _servers(self, model: CausalModel, make: Callable[[VllmSettings], RolloutEngine]) -> Fleet:
+    def _servers(self, model: CausalModel, make: Callable[[VllmSettings], RolloutEngine], needed: Needed) -> Fleet:
         """Return a fleet of workers that have a vLLM server each."""
         if model.adapter is not None and model.adapter.quantized:
             raise ConfigError(
                 'cluster.engine: "vllm" gets whole weights, and a quantised base has none; set it to "own"'
             )
         folder = _shared_folder(self.weights_folder) if self.vllm_addresses else None
-        gpus = None if self.vllm_addresses else seen_by(model)
+        gpus, arguments = None if self.vllm_addresses else seen_by(model), self.vllm_arguments
+        if gpus is not None and not self.rollout_gpus:  # on the learner's card
+            share = memory_share(*torch.cuda.mem_get_info(module_device(model.module)), needed(), self.rollout_workers)
+            arguments = ("--gpu-memory-utilization", f"{share:.2f}", *arguments)
         settings = VllmSettings(
             self.vllm_addresses,
             "" if folder is None else folder.name,
-            self.vllm_arguments,
+            arguments,
             self.wait_seconds,
             self.silence_seconds,
             max(1, self.rollout_gpus) if gpus is not None else 1,
+            os.environ.get("VLLM_API_KEY", ""),
         )
         worker = partial(VllmWorker, model, partial(make, settings), self.worker_threads)
         fleet = self.fleet(worker, self.rollout_workers, "workers", gpus)

@@ -38,10 +38,12 @@ class Cluster(Protocol):
         tokenizer: Tokenizer | None = None,
         eos_ids: Sequence[int] = (),
         seed: int = 0,
+        needed: Callable[[], float] = ...,
     ) -> RolloutEngine:
         """Return the run's rollout engine, from this process's own and `build()`, which builds the same in another.
 
-        The rest is for an engine of another kind, as in `EngineConfig.build`.
+        `needed()` is how many bytes training takes of a GPU that an engine of another kind shares with it. The rest is
+        for such an engine, as in `EngineConfig.build`.
         """
         ...
 

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.forecast.command import check_memory as check_memory, forecast_command as forecast_command
+    from oncurve.forecast.command import (
+        check_memory as check_memory,
+        forecast_command as forecast_command,
+        training_bytes as training_bytes,
+    )
     from oncurve.forecast.machines import MACHINES as MACHINES, Machine as Machine
     from oncurve.forecast.shapes import MODELS as MODELS, ModelShape as ModelShape
     from oncurve.forecast.unloaded import read_model_config as read_model_config

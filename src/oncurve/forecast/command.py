@@ -17,7 +17,7 @@ import torch
 from oncurve.base.errors import ConfigError, ModelError, UserError, shown, suggest
 from oncurve.base.paths import usable_path
 from oncurve.config import RunConfig
-from oncurve.forecast.cluster import Layout, on_one_host
+from oncurve.forecast.cluster import Layout, on_one_host, shard_peak
 from oncurve.forecast.counting import floors
 from oncurve.forecast.machines import AvailableMemory, Machine, machine, memory_here, parse_quantity
 from oncurve.forecast.memory import Variant
@@ -298,6 +298,26 @@ def _room(device: torch.device) -> AvailableMemory:
     return memory_here()
 
 
+def _stored(config: RunConfig) -> tuple[ModelShape, StepWork]:
+    """Return the shape of the stored model, and a step of the longest prompts. Raises UserError: it cannot be read."""
+    shape = shape_of(read_model_config(config.model.source(weights=False), config.model.trust_remote_code))
+    lengths = (config.data.max_prompt_tokens or ASSUMED_PROMPT,) * config.data.prompts_per_step
+    return with_adapter(shape, config.lora), _work(config, lengths)
+
+
+def training_bytes(config: RunConfig) -> float:
+    """Return the bytes of a GPU that rank 0 takes by formula while others sample; infinity if they are not known."""
+    try:
+        shape, work = _stored(config)
+    except UserError:
+        return math.inf
+    cluster, nothing_kept = config.cluster.facts, AvailableMemory(0.0, "")
+    variant = _variant(config, shape, work, config.model.precision()[0], CONTEXT, nothing_kept)
+    layout = Layout(cluster.processes, cluster.workers, cluster.divided, cluster.lag)
+    known = shard_peak(variant, layout) if cluster.divided else variant.memory().phases["training"]
+    return known if config.learner.built_in else math.inf
+
+
 def check_memory(config: RunConfig) -> list[str]:
     """Check by formula, at once, that a run has the memory it needs; return a line of warning where it is tight.
 
@@ -314,11 +334,9 @@ def check_memory(config: RunConfig) -> list[str]:
         on_cpu = device.type == "cpu"
         if not folder.is_dir() or not (on_cpu or (device.type == "cuda" and config.cluster.facts.alone)):
             return []
-        shape = shape_of(read_model_config(config.model.source(weights=False), config.model.trust_remote_code))
+        shape, work = _stored(config)
     except UserError:
         return []
-    shape = with_adapter(shape, config.lora)
-    work = _work(config, (config.data.max_prompt_tokens or ASSUMED_PROMPT,) * config.data.prompts_per_step)
     room, dtype, peak_of = _room(device), config.model.precision()[0], _peak_of(config)
     if on_cpu:
         variant = _variant(config, shape, work, dtype, float(MemoryMeter(device).now()) + UNIMPORTED)

@@ -2,7 +2,7 @@
 
     worker ----pipe----> minder ----starts----> vllm serve ... ----starts----> its engines
 
-    minder = Minder()                       a folder for temporary files, and a process that removes it in the end
+    minder = Minder({}, nbytes=10**9)       a folder for temporary files, and a process that removes it in the end
     minder.start(["vllm", "serve", ...])    what it prints goes to the folder's file `server.log`
     minder.close()
 
@@ -37,6 +37,9 @@ _LOG, _ENDED = "server.log", "ended"
 _TURN_SECONDS, _END_SECONDS, _POLL_SECONDS = 60.0, 5.0, 0.02
 _LONGEST_WORDS = 300
 
+IN_MEMORY = "/dev/shm"
+"""A file system in memory, where the system has one."""
+
 # "ValueError: ..." at the beginning of a line, or after the words that vLLM puts before a line: process and log record.
 _ERROR = re.compile(
     r"^(?:\([^()\n]*\) )?(?:ERROR [^\]\n]*\] )?((?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:: .*)?(?:\n +\S.*)*)$",
@@ -45,13 +48,17 @@ _ERROR = re.compile(
 
 
 class Minder:
-    """A minder as its worker sees it. `environment`: variables that the server gets in addition.
+    """A minder as its worker sees it.
+
+    environment  variables that the server gets in addition
+    nbytes       of the files to come: the folder is in memory where that has room for twice as many
 
     Raises OSError: there is no room for the folder.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="oncurve-vllm-"))
+    def __init__(self, environment: Mapping[str, str], nbytes: int = 0) -> None:
+        roomy = os.path.isdir(IN_MEMORY) and shutil.disk_usage(IN_MEMORY).free > 2 * nbytes
+        self.folder = Path(tempfile.mkdtemp(prefix="oncurve-vllm-", dir=IN_MEMORY if roomy else None))
         self._log = self.folder / _LOG
         with self._log.open("wb") as output:
             self._process = start_python(

@@ -18,6 +18,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
 from oncurve.data import DemonstrationRows, Demonstrations, Prompts, Rows, distinct_prompts, load_eval_rows, load_rows
 from oncurve.evaluate import Evaluation
+from oncurve.forecast import training_bytes
 from oncurve.learner import Learner, check_learner
 from oncurve.machine.threads import prepare_process
 from oncurve.models import Adapter, LoadedModel, adapted, module_device
@@ -322,6 +323,7 @@ def _build_run(
         loaded.tokenizer,
         loaded.eos_ids,
         config.run.seed,
+        partial(training_bytes, config),
     )
     trainer = Trainer(
         trainer_config(config, describe_environment(module_device(loaded.model.module).type)),

@@ -1,5 +1,6 @@
 """Which GPU each process gets, and processes that get theirs: with a processor's tensors, because no GPU is needed."""
 
+import math
 import os
 import time
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
 from fakes.deadly import make_deadly
 from fakes.learning import finished
@@ -15,9 +17,10 @@ from fakes.tiny_policy import random_groups, tiny_model
 from fakes.vllm_server import server_program, tiny_llama
 from oncurve.base.errors import ConfigError
 from oncurve.cluster import FleetLearner, HostCluster
+from oncurve.cluster.vllm.engine import VllmEngine
 from oncurve.models import LocalWeights
 from oncurve.processes.fleets import HostFleet, ProcessEnded, Replied
-from oncurve.processes.fleets.devices import VISIBLE, Gpus, check_settings, placed
+from oncurve.processes.fleets.devices import VISIBLE, Gpus, check_settings, memory_share, placed
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
 
@@ -98,6 +101,30 @@ def test_what_does_not_go_with_gpus_is_refused_by_name(given: tuple[bool, bool, 
     assert all(word in str(error.value) for word in words)
     check_settings(True, False, 8)
     check_settings(False, True, 1)
+
+
+@given(st.floats(0, 1), st.floats(0, 2), st.integers(1, 4))
+def test_servers_on_the_learners_card_get_what_training_leaves(free: float, needed: float, servers: int) -> None:
+    """A quarter of the card at least, unless that is not free; a hundredth may be lost to rounding."""
+    share = memory_share(free * 80e9, 80e9, needed * 80e9, servers)
+    exact = min(0.9 * free, max(1 - needed, 0.25)) / servers
+    assert exact - 0.0101 < share <= exact + 1e-9
+    assert memory_share(80e9, 80e9, math.inf, servers) == memory_share(80e9, 80e9, 80e9, servers)
+
+
+@pytest.mark.parametrize(("each", "share"), [(0, "0.30"), (1, None)])
+def test_a_server_takes_a_share_of_the_card_where_it_is_the_learners(
+    monkeypatch: pytest.MonkeyPatch, each: int, share: str | None
+) -> None:
+    """The user's arguments come after it, and so overrule it."""
+    monkeypatch.setattr("oncurve.cluster.making.seen_by", lambda model: gpus(3))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (70e9, 80e9))
+    monkeypatch.setattr(HostCluster, "fleet", lambda self, make, *others: make)
+    own = ("--max-model-len", "64")
+    cluster = HostCluster(engine="vllm", rollout_workers=2, rollout_gpus=each, vllm_arguments=own)
+    worker: Any = cluster._servers(tiny_llama(0), VllmEngine, lambda: 32e9)
+    (settings,) = worker.args[1].args
+    assert settings.arguments == ((("--gpu-memory-utilization", share) if share else ()) + own)
 
 
 @pytest.mark.slow

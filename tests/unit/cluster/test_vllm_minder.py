@@ -1,6 +1,7 @@
 """The process between a worker and its vLLM server: nothing outlives the worker, and the first cause is told."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,19 @@ def engine_of(folder: Path) -> psutil.Process:
 def start_with_an_engine(minder: Minder) -> psutil.Process:
     minder.start([*WITH_AN_ENGINE, str(minder.folder)])
     return engine_of(minder.folder)
+
+
+def test_its_folder_is_in_memory_where_that_has_room_for_twice_the_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("oncurve.processes.minder.IN_MEMORY", str(tmp_path))
+    for nbytes, there in ((1, True), (shutil.disk_usage(tmp_path).total, False)):
+        minder = Minder({}, nbytes)
+        try:
+            assert minder.folder.is_relative_to(tmp_path) == there
+            assert minder.folder.stat().st_mode & 0o077 == 0
+        finally:
+            minder.close()
 
 
 def gone(process: psutil.Process) -> bool:

@@ -19,10 +19,11 @@ from fakes.interrupted_worker import InterruptedWorker, ReleasingWorker
 from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.base.errors import DataError, ModelError
 from oncurve.cluster import FleetEngine, HostCluster, rollout_shards
+from oncurve.cluster.workers import ObjectCarrier
 from oncurve.cluster.workers.timing import Busy
 from oncurve.models import CausalModel, LocalWeights, changing_tensors, held
 from oncurve.randomness import permutation
-from oncurve.rollout import Sampling
+from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Group, Prompt
 
 SAMPLING = Sampling(group_size=3, max_new_tokens=8)
@@ -42,6 +43,23 @@ def workers(orders: Path, count: int, **settings: Any) -> Iterator[FleetEngine]:
     finally:
         engine.close()
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("fill", "count", "sizes"), [(False, 11, [2] * 5 + [1]), (True, 11, [4, 4, 3]), (True, 5, [3, 2]), (True, 2, [2])]
+)
+def test_shards_for_servers_have_as_many_rows_as_a_server_samples_at_a_time(
+    fill: bool, count: int, sizes: list[int]
+) -> None:
+    """Or an equal part for each worker, where that is less; never fewer groups than the settings say."""
+    sampling = Sampling(group_size=3, max_new_tokens=8, max_concurrent=12)
+    local = InProcessEngine(sampling)
+    engine = FleetEngine(local, sampling, None, 2, 1, 60.0, ObjectCarrier(), workers=2, fill=fill)
+    engine.follow(LocalWeights(tiny_model(torch.float32), 0))
+    found, generate = [], local.generate
+    local.generate = lambda prompts, *others: (found.append(len(prompts)), generate(prompts, *others))[1]
+    assert [group.prompt for group in engine.generate(PROMPTS[:count], 0)] == PROMPTS[:count]
+    assert found == sizes
 
 
 def change(model: CausalModel, step: int) -> None:

@@ -2,6 +2,7 @@
 
 engine.py   the worker, and its engine over HTTP
 server.py   a server: its start, its routes, its faults
+guard.py    the server's own part: no answer without its key
 """
 
 from oncurve.cluster.vllm.engine import (

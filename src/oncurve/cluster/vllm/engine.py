@@ -3,10 +3,10 @@
     FleetEngine --calls--> VllmWorker --HTTP--> vLLM server        one server per worker
 
 A worker has a copy of the policy, as every worker has. It writes a new version of it as a folder in Hugging Face form,
-has the server load that, and compares the server's log-probs of a few tokens with those of the copy. So only servers
-that run already need a folder that both see. A server that fails in any of this, or in a shard, is lost with its
-worker: the cause is told, the shard is drawn again with the same seeds, and another worker starts a server with the
-weights of then.
+in memory where there is room, has the server load that, and compares the server's log-probs of a few tokens with those
+of the copy. So only servers that run already need a folder that both see. A server that fails in any of this, or in a
+shard, is lost with its worker: the cause is told, the shard is drawn again with the same seeds, and another worker
+starts a server with the weights of then.
 
 vLLM has kernels and a sampler of its own, so its tokens are not those of oncurve's engine, and its log-probs are not
 exact: the learner computes the old ones again, and `[correction]` applies.
@@ -17,11 +17,13 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import resource
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +48,6 @@ CHECK_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
 LOW_PRECISION_TOLERANCE = 0.1
 """The bound where the weights have fewer bits than float32."""
 
-_MOST_REQUESTS = 64
-
 
 @dataclass(frozen=True)
 class VllmSettings:
@@ -59,6 +59,7 @@ class VllmSettings:
     seconds          the limit of a start, an update and a request
     silence_seconds  a server that does not say for so long that it lives is lost
     gpus             among which a server that is started divides the model
+    key              of servers that run already; "": they have none
     """
 
     addresses: tuple[str, ...] = ()
@@ -67,6 +68,7 @@ class VllmSettings:
     seconds: float = 1800.0
     silence_seconds: float = 20.0
     gpus: int = 1
+    key: str = field(default="", repr=False)
 
 
 class VllmEngine(EngineBase):
@@ -90,6 +92,9 @@ class VllmEngine(EngineBase):
     ) -> None:
         self.sampling, self._settings = sampling, settings
         self._tokenizer, self._eos_ids, self._seed = tokenizer, tuple(eos_ids), seed
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a request takes four files, and 1,024 is usual
+        self._key = settings.key if settings.addresses else secrets.token_urlsafe(32)
         self._minder: Minder | None = None
         self._server: VllmServer | None = None
         self._model: CausalModel | None = None
@@ -104,9 +109,11 @@ class VllmEngine(EngineBase):
         """
         model = weights.local()
         assert model is not None
-        begins, before = self._server is None, self._folder
+        begins = self._server is None
         if begins:
-            self._begin()
+            self._begin(sum(tensor.nbytes for tensor in model.module.parameters()))
+        else:
+            shutil.rmtree(self._folder, ignore_errors=True)  # the server has these weights
         self._folder, self._version = self._place / f"version-{weights.version}", weights.version
         self._name = f"{weights.version}-{self._run}"  # another run that uses the same server has other names
         save(model.module, None, self._folder, adapter=model.adapter)
@@ -121,8 +128,6 @@ class VllmEngine(EngineBase):
         else:
             self._server.update(self._folder, self._name, self._settings.seconds)
         self._model = model
-        if before not in (Path(), self._folder):
-            shutil.rmtree(before, ignore_errors=True)
         self.check()
 
     def check(self) -> float:
@@ -139,7 +144,7 @@ class VllmEngine(EngineBase):
             limits = [limit - CHECK_TOKENS for limit in (model.longest_row, self._longest) if limit is not None]
             prompt = [index % size for index in range(1, 1 + max(1, min([CHECK_PROMPT_TOKENS, *limits])))]
             sampling = Sampling(group_size=1, max_new_tokens=CHECK_TOKENS, temperature=1.0, max_concurrent=1)
-            ids, found = self._ask("check", prompt, sampling, 0, ())
+            ((ids, found),) = self._ask("check", prompt, sampling, 0, (), 1)
             if max(ids) >= size:
                 raise ServerFaultError(f"it answered the token {max(ids)}, and the model's vocabulary has {size}")
             hidden = model.completion_hidden(
@@ -163,8 +168,11 @@ class VllmEngine(EngineBase):
         on_group: OnGroup | None = None,
         first_samples: Sequence[int] | None = None,
     ) -> list[Group]:
-        """Return one group per prompt, in the prompts' order, without scores. Each completion has a seed of its own, a
-        function of the run's seed, the draw, the prompt's id and the sample's index.
+        """Return one group per prompt, in the prompts' order, without scores.
+
+        Each completion has a seed of its own: a function of the run's seed, the draw and the prompt's id, plus the
+        sample's index. vLLM gives the i-th completion of a request the request's seed plus i, so one request asks for
+        a group. At temperature 0 vLLM refuses more than one completion per request.
 
         Raises DataError: a prompt without tokens, or too long for the model. ConfigError: too long for the server.
         """
@@ -173,26 +181,25 @@ class VllmEngine(EngineBase):
         check_lengths(prompts, sampling, self._model)
         self._check_lengths(prompts, sampling)
         firsts = count_samples(prompts, sampling.group_size) if first_samples is None else first_samples
-        ends = self._eos_ids + sampling.eos_ids
-        rows = [(prompt, first + i) for prompt, first in zip(prompts, firsts, strict=True) for i in _size(sampling)]
-        keys = row_keys(
-            self._seed, draw, torch.tensor([prompt.id for prompt, _ in rows]), torch.tensor([s for _, s in rows])
-        )
-        seeds = [key & (2**63 - 1) for key in keys.tolist()]
+        ends, size = self._eos_ids + sampling.eos_ids, sampling.group_size
+        together = sampling.rows_at_once("cuda")
+        most = min(size, together) if sampling.temperature else 1
+        pieces = [(index, start) for index in range(len(prompts)) for start in range(0, size, most)]
+        ids = torch.tensor([prompt.id for prompt in prompts])
+        seeds = [key & (2**62 - 1) for key in row_keys(self._seed, draw, ids, torch.zeros_like(ids)).tolist()]
 
-        def ask(index: int) -> Completion:
-            prompt, number = rows[index]
-            name = f"{draw}-{prompt.id}-{number}"
-            return self._completion(
-                prompt, number, *self._ask(name, prompt.ids, sampling, seeds[index], ends), sampling, ends
-            )
+        def ask(piece: tuple[int, int]) -> list[Completion]:
+            index, start = piece
+            prompt, number = prompts[index], firsts[index] + start
+            name, seed, count = f"{draw}-{prompt.id}-{number}", seeds[index] + number, min(most, size - start)
+            rows = self._ask(name, prompt.ids, sampling, seed, ends, count)
+            return [self._completion(prompt, number + i, *row, ends) for i, row in enumerate(rows)]
 
-        with ThreadPoolExecutor(min(sampling.rows_at_once("cuda"), _MOST_REQUESTS)) as threads:
-            found = list(threads.map(ask, range(len(rows))))
+        with ThreadPoolExecutor(max(1, together // most)) as threads:
+            found = list(chain.from_iterable(threads.map(ask, pieces)))
         groups = []
         for index, prompt in enumerate(prompts):
-            start = index * sampling.group_size
-            groups.append(Group(prompt, tuple(found[start : start + sampling.group_size]), draw=draw))
+            groups.append(Group(prompt, tuple(found[index * size : (index + 1) * size]), draw=draw))
             if on_group is not None:
                 on_group(index, groups[-1])
         return groups
@@ -206,16 +213,16 @@ class VllmEngine(EngineBase):
             os.close(self._lock)
         self._server, self._minder, self._model, self._folder, self._lock = None, None, None, Path(), -1
 
-    def _begin(self) -> None:
-        """A folder for weights, and a server that runs or the minder of one that is to be started.
+    def _begin(self, nbytes: int) -> None:
+        """Make a folder for weights of so many bytes. Take a server that runs, or make the minder of one to be started.
 
         Raises ServerFaultError: no server that runs is free, or the free one cannot be used.
         """
         if self._settings.addresses:
-            self._server = VllmServer(self._claimed())
+            self._server = VllmServer(self._claimed(), self._key)
             self._server.check_routes()
         else:
-            self._minder = Minder(DEVELOPER)
+            self._minder = Minder({**DEVELOPER, "VLLM_API_KEY": self._key}, nbytes)
             self._place = self._minder.folder
 
     def _claimed(self) -> str:
@@ -241,9 +248,10 @@ class VllmEngine(EngineBase):
         """Start a server of this worker's own, with the weights in the folder."""
         assert self._minder is not None
         dtype = str(next(model.module.parameters()).dtype).removeprefix("torch.")
-        arguments, gpus, folder = self._settings.arguments, self._settings.gpus, self._folder
-        self._server = start_server(self._minder, lambda port: command_line(folder, port, dtype, gpus, arguments))
+        more, gpus, folder = self._settings.arguments, self._settings.gpus, self._folder
+        self._server = start_server(self._minder, self._key, lambda port: command_line(folder, port, dtype, gpus, more))
         self._server.wait_until_ready(self._settings.seconds)
+        self._server.check_guarded()
 
     def _check_lengths(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         longest = max(len(prompt.ids) for prompt in prompts)
@@ -255,17 +263,17 @@ class VllmEngine(EngineBase):
             )
 
     def _ask(
-        self, name: str, ids: Sequence[int], sampling: Sampling, seed: int, ends: Sequence[int]
-    ) -> tuple[list[int], list[float]]:
-        """Return the tokens that follow `ids`, and their log-probs."""
+        self, name: str, ids: Sequence[int], sampling: Sampling, seed: int, ends: Sequence[int], count: int
+    ) -> list[tuple[list[int], list[float]]]:
+        """Return the tokens, and their log-probs, of `count` completions that follow `ids`, by seeds from `seed` on."""
         assert self._server is not None
         body = {
             "request_id": f"{self._name}-{name}",
             "token_ids": list(ids),
-            "sampling_params": {**translated(sampling, ends), "seed": seed},
+            "sampling_params": {**translated(sampling, ends), "n": count, "seed": seed},
         }
         answer = self._server.post(ROUTE, body, self._settings.seconds)
-        return checked(answer, sampling, ends, self._name)
+        return checked(answer, sampling, ends, self._name, count)
 
     def _completion(
         self,
@@ -273,7 +281,6 @@ class VllmEngine(EngineBase):
         number: int,
         ids: list[int],
         logprobs: list[float],
-        sampling: Sampling,
         ends: Sequence[int],
     ) -> Completion:
         ended: Ending = "eos" if ids[-1] in ends else "length"
@@ -317,14 +324,9 @@ def _changed(file: Path) -> float:
     return file.stat().st_mtime if file.exists() else 0.0
 
 
-def _size(sampling: Sampling) -> range:
-    return range(sampling.group_size)
-
-
 def translated(sampling: Sampling, ends: Sequence[int]) -> dict[str, Any]:
-    """Return `sampling` in the words of vLLM's `SamplingParams`, for one completion without its seed."""
+    """Return `sampling` in the words of vLLM's `SamplingParams`, without seed and number of completions."""
     return {
-        "n": 1,
         "temperature": sampling.temperature,
         "top_p": 1.0,
         "top_k": 0,
@@ -336,29 +338,38 @@ def translated(sampling: Sampling, ends: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def checked(answer: Any, sampling: Sampling, ends: Sequence[int], version: str) -> tuple[list[int], list[float]]:
-    """Return tokens and log-probs of an answer. Raises ServerFaultError: it is not one completion by these settings and
-    weights."""
+def checked(
+    answer: Any, sampling: Sampling, ends: Sequence[int], version: str, count: int
+) -> list[tuple[list[int], list[float]]]:
+    """Return tokens and log-probs of each completion of an answer. Raises ServerFaultError: they are not `count`
+    completions by these settings and weights."""
     try:
-        (choice,) = answer["choices"]
-        ids = [int(token) for token in choice["token_ids"]]
-        found: list[Mapping[str, Any]] = choice["logprobs"]["content"]
-        logprobs = [float(token["logprob"]) for token in found]
-        versions = {str(span["version"]) for span in choice.get("weight_versions") or ()}
+        choices = {choice["index"]: choice for choice in answer["choices"]}
+        found = [_read(choices.pop(index)) for index in range(count)]
     except (KeyError, TypeError, ValueError) as error:
         raise ServerFaultError(
             f"it answered no completion ({type(error).__name__}: {error}): {answer!r:.200}"
         ) from error
-    if not 0 < len(ids) <= sampling.max_new_tokens or len(logprobs) != len(ids):
-        raise ServerFaultError(
-            f"it answered {len(ids)} tokens with {len(logprobs)} log-probs, and {sampling.max_new_tokens} at most were "
-            "asked for"
-        )
-    if not all(math.isfinite(value) and value <= 1e-3 for value in logprobs):
-        raise ServerFaultError("it answered log-probs that are not finite numbers, or above 0")
-    if versions - {version}:
-        raise ServerFaultError(f"it sampled from the weights {sorted(versions)}, and should have from {version}")
-    early = [token for token in ids[:-1] if token in ends]
-    if early or (ids[-1] not in ends and len(ids) < sampling.max_new_tokens):
-        raise ServerFaultError(f"a completion of {len(ids)} tokens does not end where the settings end one")
-    return ids, logprobs
+    if choices:
+        raise ServerFaultError(f"it answered {count + len(choices)} completions, and {count} were asked for")
+    for ids, logprobs, versions in found:
+        if not 0 < len(ids) <= sampling.max_new_tokens or len(logprobs) != len(ids):
+            raise ServerFaultError(
+                f"it answered {len(ids)} tokens with {len(logprobs)} log-probs, and {sampling.max_new_tokens} at most "
+                "were asked for"
+            )
+        if not all(math.isfinite(value) and value <= 1e-3 for value in logprobs):
+            raise ServerFaultError("it answered log-probs that are not finite numbers, or above 0")
+        if versions - {version}:
+            raise ServerFaultError(f"it sampled from the weights {sorted(versions)}, and should have from {version}")
+        early = [token for token in ids[:-1] if token in ends]
+        if early or (ids[-1] not in ends and len(ids) < sampling.max_new_tokens):
+            raise ServerFaultError(f"a completion of {len(ids)} tokens does not end where the settings end one")
+    return [(ids, logprobs) for ids, logprobs, _ in found]
+
+
+def _read(choice: Mapping[str, Any]) -> tuple[list[int], list[float], set[str]]:
+    """Return tokens, log-probs and the names of the weights of one completion."""
+    content: list[Mapping[str, Any]] = choice["logprobs"]["content"]
+    versions = {str(span["version"]) for span in choice.get("weight_versions") or ()}
+    return [int(token) for token in choice["token_ids"]], [float(token["logprob"]) for token in content], versions

@@ -1,12 +1,12 @@
 """One vLLM server, started here or running already, and its HTTP routes.
 
-    with start_server(Minder(DEVELOPER), lambda port: command_line(folder, port, "float32", ())) as server:
+    with start_server(minder, key, lambda port: command_line(folder, port, "float32", 1, ())) as server:
         server.wait_until_ready(seconds=600)
         answer = server.post("/inference/v1/generate", {...}, seconds=600)
         server.update(other_folder, "3", seconds=600)
 
 Covered: a server that ends, hangs, refuses or answers something else than JSON: a `ServerFaultError` that says which.
-Not covered: TLS, passwords; a server of several machines.
+Not covered: TLS; a server of several machines.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import http
 import json
+import os
 import shutil
 import socket
 import threading
@@ -26,6 +27,7 @@ from typing import Any
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError
 from oncurve.base.web import WebAnswer, begin
+from oncurve.cluster.vllm import guard
 from oncurve.processes import Minder
 
 ROUTE = "/inference/v1/generate"
@@ -50,10 +52,15 @@ class ServerFaultError(Exception):
 
 
 class VllmServer(Closing):
-    """The server at `address` (`http://host:port`). `minder`: where it was started here."""
+    """The server at `address` (`http://host:port`).
 
-    def __init__(self, address: str, minder: Minder | None = None) -> None:
+    key     sent with every request; "": none is
+    minder  where it was started here
+    """
+
+    def __init__(self, address: str, key: str = "", minder: Minder | None = None) -> None:
         self.address, self._minder = address, minder
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._guard, self._closed = threading.Lock(), threading.Event()
         self._open: set[Future[WebAnswer]] = set()
         self._fault: str | None = None
@@ -88,6 +95,12 @@ class VllmServer(Closing):
         for route, missing in ((ROUTE, NEEDED[0]), ("/collective_rpc", "VLLM_SERVER_DEV_MODE=1 before vllm serve")):
             if self._answer("GET", route, None, _SHORT_SECONDS)[0] == http.HTTPStatus.NOT_FOUND:
                 raise ServerFaultError(f"{self.address} has no {route}: it is no vLLM server, or lacks {missing}")
+        self.longest_row()  # which needs the key
+
+    def check_guarded(self) -> None:
+        """Raise ServerFaultError where the server obeys without its key, and so any user of the machine."""
+        if VllmServer(self.address)._answer("GET", "/collective_rpc", None, _SHORT_SECONDS)[0] != 401:
+            raise ServerFaultError(f"{self.address} answers without its key: vLLM did not use --middleware")
 
     def longest_row(self) -> int | None:
         """Return the most tokens of a prompt with its completion that the server takes; None: it does not say."""
@@ -145,12 +158,11 @@ class VllmServer(Closing):
     def _answer(self, method: str, route: str, body: Any, seconds: float) -> tuple[int, bytes]:
         """Status and text of the answer. Raises ServerFaultError: none has come within `seconds`."""
         content = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
         with self._guard:
             if self._fault is not None:
                 raise ServerFaultError(self._fault)
             url = self.address.rstrip("/") + route
-            pending = begin(method, url, content, headers, seconds, _LARGEST_BYTES, proxies=False)
+            pending = begin(method, url, content, self._headers, seconds, _LARGEST_BYTES, proxies=False)
             self._open.add(pending)
         try:
             answer = pending.result(seconds)
@@ -193,10 +205,15 @@ def command_line(model: Path, port: int, dtype: str, gpus: int, more: Sequence[s
     return [vllm_program(), "serve", str(model), *where, *kept, *more]
 
 
-def start_server(minder: Minder, command: Callable[[int], Sequence[str]]) -> VllmServer:
-    """Return the server that `command(port)` starts, with a free port of the loopback device; it is not ready yet."""
+def start_server(minder: Minder, key: str, command: Callable[[int], Sequence[str]]) -> VllmServer:
+    """Return the server that `command(port)` starts, with a free port of the loopback device; it is not ready yet.
+
+    key   which it has from the environment of the minder, and without which its guard lets no request through
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    minder.start(command(port))
-    return VllmServer(f"http://127.0.0.1:{port}", minder)
+    shutil.copy(guard.__file__, minder.folder / "oncurve_guard.py")
+    found = os.pathsep.join(filter(None, [str(minder.folder), os.environ.get("PYTHONPATH")]))
+    minder.start(["env", f"PYTHONPATH={found}", *command(port), "--middleware", "oncurve_guard.Guard"])
+    return VllmServer(f"http://127.0.0.1:{port}", key, minder)

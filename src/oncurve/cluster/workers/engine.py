@@ -51,6 +51,7 @@ class FleetEngine(EngineBase):
     start_seconds the time that a worker has in addition for its first shard, in which it starts a server
     exact         whether the workers' log-probs are those of the weights, as the driver's are
     workers       how many workers the fleet has when none is lost
+    fill          whether shards have as many groups as a worker samples at a time, or its part of all, if that is more
     """
 
     def __init__(
@@ -65,9 +66,10 @@ class FleetEngine(EngineBase):
         start_seconds: float = 0.0,
         exact: bool = True,
         workers: int = 1,
+        fill: bool = False,
     ) -> None:
         self.local, self.sampling, self._make_fleet = local, sampling, make_fleet
-        self._shard_groups, self._threads = shard_groups, threads
+        self._shard_groups, self._threads, self._fill = shard_groups, threads, fill
         self._carrier, self._start, self._exact, self._workers = carrier, start_seconds, exact, workers
         self._fleet: Fleet | None = None
         self._sending: Sending | None = None
@@ -158,8 +160,11 @@ class FleetEngine(EngineBase):
 
         Raises what the driver's engine raises, and ConfigError: the workers cannot start.
         """
-        groups = self._shard_groups
-        rollout = Rollout.of(prompts, draw, sampling or self.sampling, groups, on_group, first_samples)
+        sampling, groups = sampling or self.sampling, self._shard_groups
+        if self._fill:
+            full = sampling.rows_at_once("cuda") // sampling.group_size
+            groups = max(groups, min(full, -(-len(prompts) // self._workers)))
+        rollout = Rollout.of(prompts, draw, sampling, groups, on_group, first_samples)
         self._alive_at = time.monotonic()
         try:
             fleet = self._ready()

@@ -15,6 +15,7 @@ from oncurve.processes.fleets.devices import (
     Placement as Placement,
     check_settings as check_settings,
     gpus_of as gpus_of,
+    memory_share as memory_share,
     placed as placed,
 )
 from oncurve.processes.fleets.fleet import Event as Event, Failed as Failed, Fleet as Fleet, Replied as Replied

@@ -9,6 +9,7 @@ GPU of another process, so neither a library's thread nor a server that it start
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -87,6 +88,16 @@ def placed(gpus: Gpus, ranks: int, workers: int, each: int) -> Placement:
     rest = others[ranks - 1 :]
     cards = tuple(",".join(rest[i * each : (i + 1) * each]) if each else own for i in range(workers))
     return Placement(others[: ranks - 1], cards)
+
+
+def memory_share(free: float, total: float, needed: float, servers: int) -> float:
+    """Return the share of a card's memory that each of the `servers` on it takes, next to a learner.
+
+    free    bytes at the start: a server that is to take more does not start; a tenth of it is left for its context
+    needed  bytes of the card that training takes; the servers have a quarter of the card whatever that is, because the
+            learner halves its micro-batches where they do not fit
+    """
+    return math.floor(100 * min(0.9 * free, max(total - needed, total / 4)) / total / servers) / 100
 
 
 def check_settings(served: bool, nccl: bool, each: int) -> None:
