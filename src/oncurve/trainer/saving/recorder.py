@@ -74,6 +74,7 @@ class Recorder:
         step, content = self._making
         wait([content])
         self._making = None
+        self.check()  # a folder that is lost is not made again
         self._waiting[step] = content.result(timeout=0)
         self._kept.add(step)
         try:
