@@ -25,7 +25,7 @@ TESTS = (
 
 
 def smoke(place: Place) -> None:
-    """Two steps of the shipped recipe in bf16, with every warning."""
+    """Take two steps of the shipped recipe in bf16, with every warning."""
     command = ["train", "task", f"model.device={place.device.type}", "run.steps=2", "eval.every=0"]
     started = time.monotonic()
     process = subprocess.run(
@@ -40,7 +40,7 @@ def smoke(place: Place) -> None:
 
 
 def equal_to_plain(place: Place) -> None:
-    """Every CUDA form against the plain one: `bench.gpu.checks`."""
+    """Hold every CUDA form against the plain one: `bench.gpu.checks`."""
     for name in checks.CHECKS:
         try:
             place.note(name, checks.one(name, place.device))
@@ -49,7 +49,7 @@ def equal_to_plain(place: Place) -> None:
 
 
 def tests(place: Place) -> None:
-    """The tests that need a GPU, or say something else on one."""
+    """Run the tests that need a GPU, or say something else on one."""
     chosen = TESTS[:1] if place.toy else TESTS
     command = [sys.executable, "-m", "pytest", "-q", "-n", "8", "-W", "default", "-p", "no:benchmark", "-rfE", *chosen]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -58,7 +58,7 @@ def tests(place: Place) -> None:
 
 
 def same_bits(place: Place) -> None:
-    """Two equal steps of a small model from the same state: the digests of tokens and of weights."""
+    """Take two equal steps of a small model from the same state: the digests of tokens and of weights."""
     case = case_of(place, "0.5B", prompts=8, completion=64)
     for number in range(2):
         with assembled(place, case) as run:
@@ -77,7 +77,7 @@ def digest(module: torch.nn.Module) -> str:
 
 
 def learning(place: Place) -> None:
-    """The demo on the card: accuracy on held-out problems, every ten steps, of two seeds at once."""
+    """Train the demo on the card: accuracy on held-out problems, every ten steps, of two seeds at once."""
     runs = {seed: _demo(place, f"seed {seed}", f"run.seed={seed}") for seed in (0, 1)}
     for seed, (process, out) in runs.items():
         said, _ = process.communicate()
@@ -94,7 +94,7 @@ def learning(place: Place) -> None:
 
 
 def killed(place: Place) -> None:
-    """A run in bf16, killed in the middle and continued, next to one that was left alone: digests of the weights.
+    """Kill a run in bf16 in the middle, and continue it: digests of its weights and of those of one left alone.
 
     In float32 attention runs on padded rows, and its gradient is added up in an order that varies.
     """

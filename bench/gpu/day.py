@@ -1,12 +1,10 @@
 """A card for half an hour: three parts of at most 9.5 minutes, which waste no minute of it.
 
-    python -m bench.gpu day A --out DIR     is it right?      `bench.gpu.correct`
-    python -m bench.gpu day B --out DIR     how fast is it?   `bench.gpu.speed`
-    python -m bench.gpu day C --out DIR     and the others?   `bench.gpu.peers`
+`python -m bench.gpu day A --out DIR` asks whether it is right. Part B asks how fast it is, part C how fast others are.
 
-A part is a list of sections. Each runs in a process of its own, so that a fault of one leaves the others their device,
-and has its seconds; one that begins too late is left out. Every figure is a line of `DIR/A.jsonl`, written as soon as
-it is known: what is killed leaves what it has found. Next to it stands what was expected, where anything was.
+A part is a list of sections. Each runs in a process of its own, so that a fault of one leaves the others their device.
+Each has its seconds, and one that begins too late is left out. Every figure is a line of `DIR/A.jsonl`, written as soon
+as it is known. What is killed leaves what it has found.
 
 `--rehearse` runs all of it on the CPU at toy shapes; its timings mean nothing. `--only a,b` runs some sections.
 """
@@ -35,7 +33,7 @@ PARTS = {"A": "bench.gpu.correct", "B": "bench.gpu.speed", "C": "bench.gpu.peers
 
 @dataclass(frozen=True)
 class Place:
-    """Where a section runs; `toy`: it is rehearsed, so small shapes do. `out` is a folder for its files."""
+    """The place of a section; `toy`: it is rehearsed, so small shapes do. `out` is a folder for its files."""
 
     device: torch.device
     toy: bool

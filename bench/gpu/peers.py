@@ -73,18 +73,18 @@ def steps(place: Place, count: int, settings: dict[str, Any], system: str = "trl
 
 
 def fixed(place: Place) -> None:
-    """64 groups of 8 completions of 512 tokens, without and with TRL's default of gradient checkpointing."""
+    """Measure 64 groups of 8 completions of 512 tokens, without and with TRL's default of gradient checkpointing."""
     steps(place, 2, {})
     steps(place, 1, {"gradient_checkpointing": True})
 
 
 def natural(place: Place) -> None:
-    """The same with completions of 1 to 1,024 tokens."""
+    """Measure the same with completions of 1 to 1,024 tokens."""
     steps(place, 2, {}, completion=1024, lengths="natural")
 
 
 def continuous(place: Place) -> None:
-    """The first with transformers' continuous batching."""
+    """Measure the first with transformers' continuous batching."""
     steps(place, 2, {}, "trl-continuous")
 
 

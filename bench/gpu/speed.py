@@ -42,19 +42,19 @@ def steps(place: Place, name: str, count: int, settings: dict[str, dict[str, Any
 
 
 def fixed(place: Place) -> None:
-    """64 groups of 8 completions of 512 tokens."""
+    """Measure 64 groups of 8 completions of 512 tokens."""
     steps(place, "0.5B", 4, {})
 
 
 def natural(place: Place) -> None:
-    """The same with completions of 1 to 1,024 tokens, at several numbers of rows."""
+    """Measure the same with completions of 1 to 1,024 tokens, at several numbers of rows."""
     for rows in (256, 512, 1024):
         settings = {"rollout": {"max_concurrent": 8 if place.toy else rows}}
         steps(place, "0.5B", 2, settings, completion=1024, lengths="natural", prompts=128)
 
 
 def larger(place: Place) -> None:
-    """1.5B in full, with an adapter, and 7B with one."""
+    """Measure 1.5B in full and with an adapter, and 7B with one."""
     lora = {"lora": {"rank": 16}}
     steps(place, "1.5B", 3, {})
     steps(place, "1.5B", 2, lora)
@@ -62,12 +62,12 @@ def larger(place: Place) -> None:
 
 
 def long(place: Place) -> None:
-    """Completions of 1 to 8,192 tokens."""
+    """Measure completions of 1 to 8,192 tokens."""
     steps(place, "0.5B", 2, {}, completion=8192, lengths="natural", prompts=32)
 
 
 def profiled(place: Place) -> None:
-    """The kernels of a short step, by the time they take, and how many there are."""
+    """Profile a short step: its kernels, by the time they take, and how many there are."""
     from torch.profiler import ProfilerActivity, profile
 
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if place.device.type == "cuda" else [])
@@ -131,7 +131,7 @@ def _kernels(seen: Any) -> dict[str, Any]:
 
 
 def sweep(place: Place) -> None:
-    """Micro-batches, and the allocator."""
+    """Measure micro-batches of several sizes."""
     sizes = (64,) if place.toy else (8192, 16384, 32768, 65536)
     for tokens in sizes:
         steps(place, "0.5B", 3, {"learner": {"tokens_per_micro_batch": tokens}}, prompts=32, completion=256)

@@ -159,7 +159,7 @@ class Run:
         return found if self.held_out is None else found | held_out_loss(self.learner, self.held_out)
 
     def save_model(self, path: Path) -> None:
-        """The policy in Hugging Face form, from the full-precision masters."""
+        """Write the policy in Hugging Face form, from the full-precision masters."""
         self.learner.export(path)
 
     def save_reward_model(self, path: Path) -> bool:

@@ -233,8 +233,9 @@ _uniforms = compiled(uniform_at)
 def _advance(ids: Tensor, state: Tensor, table: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what follows from the tokens `ids (n,)` just drawn.
 
-    The new states and counts `(2, n)`; of the rows that go on, the token's position in its text, the end of what it
-    sees, and the slot that it is written to, `(n,)`. The others write to slot 0, at position 0, and see one token.
+    The new states and counts `(2, n)`. And of the rows that go on, `(n,)` each: the token's position in its text, the
+    end of what it sees, and the slot that it is written to. The others write to slot 0, at position 0; they see one
+    token.
     """
     over = torch.where(state[_COUNT] >= state[_LAST], LENGTH, GROWING)
     if len(ends):
