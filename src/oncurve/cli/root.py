@@ -378,7 +378,7 @@ def main() -> None:
     with installed(), own_process():
         try:
             with permitted(), trusting(asks=True):
-                app()
+                app(prog_name="oncurve")  # and not `python -m oncurve`: help texts are found by it
         except OncurveError as error:
             complain("\n".join([f"oncurve: {error}", *notes_of(error)]))
             sys.exit(2 if isinstance(error, UserError) else 1)

@@ -134,7 +134,7 @@ def words_for(option: str, value: str, options: Collection[str]) -> tuple[list[s
     keys = [key_of[name]] if name in key_of else list(word.keys) if word is not None else RUN.owners(name)
     if not keys and word is None:
         near = nearest(name, [*key_of, *known_words(), *OTHER_NAMES])
-        return words_for(near, value, options) if near is not None else ([], "")
+        return words_for(near, value, options) if near not in (None, name) else ([], "")
     own = f"--{ARGUMENT_OF.get(keys[0]) if keys else None}"
     if own in options:
         return [own, value], ""
