@@ -1,1 +1,1 @@
-"""The CUDA forms on a GPU: their correctness, then their speed. `python -m bench.gpu --out gpu.json`"""
+"""A card for half an hour: whether oncurve is right on it, how fast, and how fast others. `python -m bench.gpu day A`"""
