@@ -1,1 +1,1 @@
-"""A card for half an hour: whether oncurve is right on it, how fast, and how fast others. `python -m bench.gpu day A`"""
+"""A card for half an hour: whether oncurve is right on it, how fast, and others. `python -m bench.gpu day A`"""
