@@ -1,10 +1,12 @@
-"""`python -m bench.gpu day A|B|C --out DIR` runs `bench.gpu.day`."""
+"""`python -m bench.gpu day A|B|C --out DIR` measures a card; `python -m bench.gpu wheels DIR` gathers what it lacks."""
 
 import sys
 
-from bench.gpu.day import main
+from bench.gpu import day, wheels
 
-if sys.argv[1:2] != ["day"]:
-    print("usage: python -m bench.gpu day A|B|C --out DIR", file=sys.stderr)
+COMMANDS = {"day": day.main, "wheels": wheels.main}
+
+if (command := COMMANDS.get("".join(sys.argv[1:2]))) is None:
+    print("usage: python -m bench.gpu day A|B|C --out DIR, or python -m bench.gpu wheels DIR", file=sys.stderr)
     sys.exit(2)
-sys.exit(main(sys.argv[2:]))
+sys.exit(command(sys.argv[2:]))

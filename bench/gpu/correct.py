@@ -13,7 +13,7 @@ import torch
 
 from bench.gpu import checks
 from bench.gpu.day import Place, Section
-from bench.gpu.limits import floors, machine
+from bench.gpu.limits import FLOORS, MACHINE, floors, machine
 from bench.gpu.runs import assembled, case_of, lines_of
 
 ROOT = Path(__file__).parents[2]
@@ -126,10 +126,10 @@ def _demo(place: Place, name: str, *settings: str) -> tuple[subprocess.Popen[str
 
 
 SECTIONS = {
-    "machine": Section(machine, 40),
+    "machine": Section(machine, 40, MACHINE),
     "smoke": Section(smoke, 120),
     "equal to plain": Section(equal_to_plain, 150),
-    "floors": Section(floors, 40),
+    "floors": Section(floors, 40, FLOORS),
     "same bits": Section(same_bits, 90),
     "killed": Section(killed, 90),
     "learning": Section(learning, 150),

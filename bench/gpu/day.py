@@ -20,8 +20,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +41,23 @@ class Place:
     file: Path
     section: str
     started: float
+    expected: Mapping[str, Any]
 
     def note(self, figure: str, value: Any) -> None:
-        """Write down a figure."""
-        write(self.file, self.section, figure=figure, value=value, at=round(time.monotonic() - self.started, 2))
+        """Write down a figure, and what was expected of it, where anything was."""
+        known = {"expected": self.expected[figure]} if figure in self.expected else {}
+        write(
+            self.file, self.section, figure=figure, value=value, **known, at=round(time.monotonic() - self.started, 2)
+        )
 
 
 @dataclass(frozen=True)
 class Section:
-    """Figures that belong together, and the most seconds they take."""
+    """Figures that belong together, the most seconds they take, and what is expected of them on an H100, by name."""
 
     run: Callable[[Place], None]
     seconds: float
+    expected: Mapping[str, Any] = field(default_factory=dict)
 
 
 def main(arguments: list[str]) -> int:
@@ -72,10 +77,10 @@ def main(arguments: list[str]) -> int:
     file = chosen.out / f"{chosen.part}.jsonl"
     if chosen.section is not None:
         device = torch.device("cpu" if chosen.rehearse else "cuda")
-        return _here(
-            sections[chosen.section],
-            Place(device, chosen.rehearse, chosen.out, file, chosen.section, time.monotonic()),
-        )
+        section = sections[chosen.section]
+        known = {} if chosen.rehearse else section.expected
+        begun = time.monotonic()
+        return _here(section, Place(device, chosen.rehearse, chosen.out, file, chosen.section, begun, known))
     names = list(sections) if chosen.only is None else chosen.only.split(",")
     if unknown := set(names) - set(sections):
         parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(sections)}")

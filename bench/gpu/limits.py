@@ -80,3 +80,15 @@ def floors(place: Place) -> None:
         each = seconds_of(device, partial(torch.bmm, asked, stored.transpose(1, 2)))
         place.note(f"bmm of 7 queries, {rows} rows, {keys} keys, bytes/s", stored.nbytes / each)
     place.note("processors of the host", os.cpu_count())
+
+
+MACHINE = {"product, FLOP/s": 7e14, "copy, bytes/s, read and written": 3.0e12}
+FLOORS = {
+    "300 kernels in a graph, seconds": 6e-4,
+    "1000 kernels in a graph, seconds": 2e-3,
+    **{
+        f"bmm of 7 queries, {rows} rows, {keys} keys, bytes/s": 1.8e12
+        for rows, keys in ((256, 256), (256, 1024), (1024, 1024), (64, 8192))
+    },
+}
+"""Estimates from counts of kernels and bytes, made before a card was seen."""

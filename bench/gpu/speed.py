@@ -14,7 +14,7 @@ import torch
 
 from bench.compare.counting import Work, ideal_seconds, train_flops
 from bench.gpu.day import Place, Section
-from bench.gpu.limits import machine, timed
+from bench.gpu.limits import MACHINE, machine, timed
 from bench.gpu.runs import assembled, case_of, step
 from bench.models import SIZES
 from oncurve.base.errors import OncurveError
@@ -137,12 +137,16 @@ def sweep(place: Place) -> None:
         steps(place, "0.5B", 3, {"learner": {"tokens_per_micro_batch": tokens}}, prompts=32, completion=256)
 
 
+STEPS = {f"0.5B fixed 512 {{}}: step {number}": {"time/step": 2.9} for number in (1, 2, 3)}
+LARGER = {f"1.5B fixed 512 {{}}: step {number}": {"time/step": 6.8} for number in (1, 2)}
+"""Estimates of whole steps with decoding in pages."""
+
 SECTIONS = {
-    "machine": Section(machine, 40),
-    "fixed": Section(fixed, 150),
+    "machine": Section(machine, 40, MACHINE),
+    "fixed": Section(fixed, 150, STEPS),
     "natural": Section(natural, 150),
     "profile": Section(profiled, 90),
-    "larger": Section(larger, 200),
+    "larger": Section(larger, 200, LARGER),
     "long": Section(long, 120),
     "sweep": Section(sweep, 100),
 }

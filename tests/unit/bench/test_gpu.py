@@ -57,7 +57,7 @@ def test_what_is_killed_leaves_what_it_has_found(tmp_path):
 
 
 def test_a_section_that_fails_is_a_line_and_the_others_go_on(tmp_path):
-    place = day.Place(torch.device("cpu"), True, tmp_path, tmp_path / "A.jsonl", "broken", 0.0)
+    place = day.Place(torch.device("cpu"), True, tmp_path, tmp_path / "A.jsonl", "broken", 0.0, {"first": 2})
 
     def broken(_):
         place.note("first", 1)
@@ -65,5 +65,5 @@ def test_a_section_that_fails_is_a_line_and_the_others_go_on(tmp_path):
 
     assert day._here(day.Section(broken, 1), place) == 1
     first, second = lines_of(place.file)
-    assert (first["figure"], first["value"]) == ("first", 1)
+    assert (first["figure"], first["value"], first["expected"]) == ("first", 1, 2)
     assert second["error"] == "ValueError: no such thing"
