@@ -45,6 +45,7 @@ WITHOUT_MEANING = {
     "run.max_minutes": "train(prompts, n_epochs) says how many steps; nothing could be continued",
     "model": "the module is given",
     "data": "every step takes all prompts that train is given",
+    "sft": "the module is given as it is; oncurve.sft trains one on demonstrations before",
     "rewards": "reward_fn is the reward",
     "reward_model": "reward_fn is the reward",
     "iterative": "there is no reward model to train between steps",
