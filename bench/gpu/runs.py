@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bench import models
-from bench.cases import Case, length
+from bench.cases import Case
 from bench.gpu.day import Place
 from bench.models import SIZES, Size
 from bench.systems import ours
@@ -69,25 +69,9 @@ def make_model(place: Place, name: str) -> None:
 
 def assembled(place: Place, case: Case, **settings: dict[str, Any]) -> Any:
     """Return the run of a case, with further settings by section."""
-    from oncurve.config.loading import load_config
-    from oncurve.rollout import InProcessEngine
-    from oncurve.run.assembly import assemble
-
     make_model(place, case.model)
-    whole = ours.settings(case)
-    device = {"model": {"device": place.device.type}}
-    for section, keys in [*device.items(), *settings.items()]:
-        whole[section] = {**whole.get(section, {}), **keys}
-    config, base = load_config("grpo", settings=whole)
-    run = assemble(config, base)
-    run.engine = run.trainer.groups.engine = InProcessEngine(
-        config.rollout,
-        run.loaded.tokenizer,
-        (),
-        config.run.seed,
-        limits=lambda prompt, sample: length(case, prompt, sample),
-    )
-    return run
+    model = {**settings.pop("model", {}), "device": place.device.type}
+    return ours.build_run(case, model=model, **settings)
 
 
 FIGURES = (

@@ -40,13 +40,16 @@ def settings(case: Case) -> dict[str, Any]:
     }
 
 
-def build_run(case: Case) -> Any:
-    """Return the run of the case, its engine with the case's lengths and no end token."""
+def build_run(case: Case, **others: dict[str, Any]) -> Any:
+    """Return the run of the case, its engine with the case's lengths and no end token; `others`: further sections."""
     from oncurve.config.loading import load_config
     from oncurve.rollout import InProcessEngine
     from oncurve.run.assembly import assemble
 
-    config, base = load_config("grpo", settings=settings(case))
+    whole = settings(case)
+    for section, keys in others.items():
+        whole[section] = {**whole.get(section, {}), **keys}
+    config, base = load_config("grpo", settings=whole)
     run = assemble(config, base)
     run.engine = run.trainer.groups.engine = InProcessEngine(
         config.rollout,
