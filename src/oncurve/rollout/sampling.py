@@ -21,6 +21,16 @@ class Sampling(Component):
     temperature: float = Field(1.0, ge=0, le=1e4)
     """Logits are divided by it, in the learner too; 0 takes the likeliest token (evaluation)."""
 
+    top_k: int = Field(default=0, ge=0, le=10**7)
+    """Sample from this many of the likeliest tokens only; 0: from all."""
+
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the fewest of the likeliest tokens that together have this probability, after `top_k`; 1: from all.
+    The learner trains on the same kept sets, as they were recorded."""
+
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Sample from tokens that are at least this share as likely as the likeliest one, after `top_p`; 0: from all."""
+
     stop: tuple[str, ...] = ()
     """Strings that end a completion. The text ends before the string, the token ids after the token that completed it.
     """
@@ -35,6 +45,11 @@ class Sampling(Component):
     def rows_at_once(self, device_type: str) -> int:
         """Return `max_concurrent`, or where it is not set what stands for it on a type of device."""
         return self.max_concurrent or (1024 if device_type == "cuda" else 256)
+
+    @property
+    def truncates(self) -> bool:
+        """Return whether some tokens are left out before one is drawn."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @field_validator("temperature")
     @classmethod

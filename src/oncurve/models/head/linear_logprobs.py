@@ -14,6 +14,8 @@ costs more than the products. Products run in the weights' precision, sums over 
 Where all logits fit into `kept_bytes` they are kept, in the weights' precision, and the backward saves one product of
 four, or of three where W is frozen. No result depends on that: a score without a gradient has the bits of one with it.
 
+Truncated sampling: with the `kept` sets of the tokens, both are of the distribution renormalised over them.
+
 Covered: a head that is one matrix; bf16, float32, float64; CPU and CUDA, the same operations. No step waits for the
 device. Not covered: biases, soft caps, second derivatives, logits of -inf (a matrix makes none).
 """
@@ -29,6 +31,7 @@ from torch.autograd.function import once_differentiable
 
 from oncurve.machine.compiled import compiled
 from oncurve.models.head.gradient_buffers import GradientByRows
+from oncurve.models.head.kept_sets import FAR, KeptSets
 
 WORKSPACE_BYTES = 12 * 2**20
 """Logits of one block. On the CPU below 32 MiB, from where on glibc gives every temporary back to the system."""
@@ -65,6 +68,7 @@ def linear_logprobs(
     temperature: float = 1.0,
     *,
     with_entropy: bool = False,
+    kept: KeptSets | None = None,
     kept_bytes: int | None = None,
     workspace_bytes: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -77,6 +81,7 @@ def linear_logprobs(
         ids: `(N,)` int64 in 0..V-1.
         temperature: > 0.
         with_entropy: also `H = -Σ_v π(v) log π(v)`; costs little more than the log-probabilities.
+        kept: the sets that the tokens were sampled from; None: the whole vocabulary.
         kept_bytes: up to this many bytes of logits, `N · V` in the weights' precision, are kept for the backward; by
             default by whether the weight is trained.
         workspace_bytes: logits of one block of the vocabulary; by default by the device.
@@ -104,7 +109,7 @@ def linear_logprobs(
     trained = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     keep = trained and tokens * weight.shape[0] * weight.itemsize <= kept_bytes
     logprobs, entropy = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, ids, temperature, with_entropy, keep, workspace_bytes
+        hidden, weight, ids, temperature, with_entropy, kept, keep, workspace_bytes
     )
     return logprobs, entropy if with_entropy else None
 
@@ -118,6 +123,7 @@ class _LinearLogprobs(torch.autograd.Function):
         ids: Tensor,
         temperature: float,
         with_entropy: bool,
+        sets: KeptSets | None,
         keep: bool,
         workspace_bytes: int,
     ) -> tuple[Tensor, Tensor | None]:
@@ -130,6 +136,7 @@ class _LinearLogprobs(torch.autograd.Function):
         means = torch.empty_like(sums)
         for number, (first, last) in enumerate(blocks):
             logits = _product(hidden, weight[first:last], weight.new_empty(size) if keep else work)
+            _leave_out(logits, sets, first, last)
             if keep:
                 kept.append(logits)
             place, inside = _place(ids, first, last)
@@ -140,7 +147,7 @@ class _LinearLogprobs(torch.autograd.Function):
         logprobs = chosen / temperature - total
         entropy = total - ((sums - total).exp() * means).sum(0) if with_entropy else None
         ctx.set_materialize_grads(False)
-        ctx.temperature, ctx.workspace_bytes = temperature, workspace_bytes
+        ctx.temperature, ctx.sets, ctx.workspace_bytes = temperature, sets, workspace_bytes
         ctx.save_for_backward(hidden, weight, ids, total, logprobs, entropy, *kept)
         return logprobs, entropy
 
@@ -166,6 +173,7 @@ class _LinearLogprobs(torch.autograd.Function):
         for number, (first, last) in enumerate(blocks):
             matrix = weight[first:last]
             logits = kept[number] if kept else _product(hidden, matrix, work)
+            _leave_out(logits, None if kept else ctx.sets, first, last)
             gradient = work[: logits.numel()].view(logits.shape)
             for rows in _slices(logits):
                 terms = None if slopes is None else slopes[rows]
@@ -179,7 +187,13 @@ class _LinearLogprobs(torch.autograd.Function):
                 by_weight.put(first, gradient.t() @ met)
         if by_hidden is not None:
             by_hidden = by_hidden.mul_(outside[:, None]).to(hidden.dtype)
-        return by_hidden, None if by_weight is None else by_weight.done(), None, None, None, None, None
+        return by_hidden, None if by_weight is None else by_weight.done(), *[None] * 6
+
+
+def _leave_out(logits: Tensor, sets: KeptSets | None, first: int, last: int) -> None:
+    """Make the tokens of a block impossible that are not kept."""
+    if sets is not None:
+        logits.masked_fill_(sets.outside(first, last), FAR)
 
 
 @compiled
