@@ -242,7 +242,7 @@ class InProcessEngine(EngineBase):
             sampler_of(sampling),
             StopSearch(table, [prompt.ids for prompt in prompts for _ in range(size)]) if table else None,
             sampling.rows_at_once(module_device(model.module).type),
-            sampling.truncates,
+            bool(sampling.truncation),
         )
         model.token_loop()(request, finish)
 

@@ -47,9 +47,10 @@ class Sampling(Component):
         return self.max_concurrent or (1024 if device_type == "cuda" else 256)
 
     @property
-    def truncates(self) -> bool:
-        """Return whether some tokens are left out before one is drawn."""
-        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+    def truncation(self) -> str:
+        """The settings that leave tokens out before one is drawn, like "top_k 20, top_p 0.9"; "" for none."""
+        given = {"top_k": self.top_k, "top_p": self.top_p % 1, "min_p": self.min_p}
+        return ", ".join(f"{name} {value:g}" for name, value in given.items() if value and self.temperature)
 
     @field_validator("temperature")
     @classmethod

@@ -94,7 +94,7 @@ class TruncatedSampler:
 
 def sampler_of(sampling: Sampling) -> Sampler | TruncatedSampler:
     """Return the sampler by these settings."""
-    if not sampling.truncates:
+    if not sampling.truncation:
         return Sampler(sampling.temperature)
     return TruncatedSampler(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
 

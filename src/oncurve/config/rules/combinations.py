@@ -14,7 +14,7 @@ from typing import Any
 
 from oncurve.advantages import needs_of, reads_rewards, teacher_of
 from oncurve.base.errors import ConfigError, suggest
-from oncurve.components import Impossible, Inert, nested_in, rules_of
+from oncurve.components import Impossible, Inert, nested_in, rules_of, stated
 from oncurve.config.sections import SECTIONS, RunConfig
 from oncurve.config.warm_start import by_own_name
 from oncurve.learner import gives_values
@@ -73,6 +73,9 @@ IMPOSSIBLE_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "split_masters_divided": lambda c: c.cluster.facts.divided and c.learner.masters == "split",
     "vllm_quantised": lambda c: c.cluster.facts.served and c.model.quantization is not None,
     "vllm_stop": lambda c: c.cluster.facts.served and bool(c.rollout.stop),
+    "kept_sets_unrecorded": lambda c: (
+        bool(c.rollout.truncation) and (c.cluster.facts.served or not stated(c.engine, "records_kept_sets", False))
+    ),
     "vllm_temperature": lambda c: c.cluster.facts.served and 0 < c.rollout.temperature < 0.01,
     "weights_always_1": lambda c: corrects(c.correction) and c.learner.old_logprobs == "rollout",
     "corrected_twice": lambda c: corrects(c.correction) and corrects_for_sampler(c.objective),

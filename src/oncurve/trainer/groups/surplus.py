@@ -75,7 +75,10 @@ class SurplusGroup:
         return cls(
             record["cursor"],
             tuple(record["prompt_ids"]),
-            tuple(Completion(**_with_tuples(each)) for each in record["completions"]),
+            tuple(
+                Completion(**_with_tuples(each) | {"kept_ids": bytes.fromhex(each.get("kept_ids", ""))})
+                for each in record["completions"]
+            ),
             tuple(Score(**_with_tuples(each) | {"extras": each["extras"]}) for each in record["scores"]),
             record["draw"],
         )
@@ -91,7 +94,7 @@ def _with_tuples(value: Any) -> Any:
 def save_surplus(folder: Path, surplus: Sequence[SurplusGroup]) -> None:
     """Write the groups into a checkpoint's folder, one per line; no file where there are none."""
     if surplus:
-        lines = [json.dumps(asdict(group)) + "\n" for group in surplus]
+        lines = [json.dumps(asdict(group), default=bytes.hex) + "\n" for group in surplus]
         durable.write_file(folder / FILE, "".join(lines).encode(), sync=False)
 
 
