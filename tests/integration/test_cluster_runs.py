@@ -44,6 +44,7 @@ REFUSED = {
     "VLLM lora.rank=4 model.quantization=nf4 model.device=cuda": ("model.quantization", "whole weights"),
     "VLLM cluster.rollout_workers=0": ("cluster.engine", "rollout_workers to 1"),
     "VLLM rollout.stop=['x']": ("rollout.stop", "eos_ids"),
+    "VLLM rollout.top_p=0.9": ("rollout.top_p", "does not record", 'cluster.engine to "own"'),
     "VLLM rollout.temperature=0.001": ("rollout.temperature", "0.01"),
 }
 """Words behind `cluster.kind=host`, and what is said."""
@@ -59,7 +60,9 @@ WORKERS = [*HOST, "cluster.shard_groups=2", "data.prompts_per_step=6"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["lora.rank=4"]], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    "more", [[], ["lora.rank=4"], ["rollout.top_k=12", "rollout.top_p=0.9"]], ids=["whole", "lora", "truncated"]
+)
 def test_a_run_whose_rollouts_have_one_two_and_four_workers_is_the_run_of_one_process(
     project: Path, more: list[str]
 ) -> None:

@@ -265,8 +265,7 @@ def test_correction_and_dynamic_sampling() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((f"{R}.top_p=0.9",), f"{R}.top_p: not available here"),
-        ((f"{R}.top_k=50",), f"{R}.top_k: not available here"),
+        ((f"{R}.repetition_penalty=1.2",), f"{R}.repetition_penalty: not available here"),
         (("trainer.val_only=True",), "oncurve eval"),
         (("trainer.resume_mode=resume_path",), "oncurve resume"),
         (('trainer.logger=["mlflow"]',), "mlflow: not available here"),
