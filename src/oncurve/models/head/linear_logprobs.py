@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 
 from oncurve.machine.compiled import compiled
 from oncurve.models.head.gradient_buffers import GradientByRows
-from oncurve.models.head.kept_sets import FAR, KeptSets
+from oncurve.models.head.kept_sets import FAR, NEGLIGIBLE, KeptSets
 
 WORKSPACE_BYTES = 12 * 2**20
 """Logits of one block. On the CPU below 32 MiB, from where on glibc gives every temporary back to the system."""
@@ -136,13 +136,16 @@ class _LinearLogprobs(torch.autograd.Function):
         means = torch.empty_like(sums)
         for number, (first, last) in enumerate(blocks):
             logits = _product(hidden, weight[first:last], weight.new_empty(size) if keep else work)
-            _leave_out(logits, sets, first, last)
+            if sets is not None:
+                sets.leave_out(logits, FAR, first)
             if keep:
                 kept.append(logits)
             place, inside = _place(ids, first, last)
             chosen += torch.where(inside, logits.gather(1, place), 0.0).squeeze(1)
             for rows in _slices(logits):
-                sums[number, rows], means[number, rows] = _moments(logits[rows], temperature, with_entropy)
+                sums[number, rows], means[number, rows] = _moments(
+                    logits[rows], temperature, with_entropy, sets is not None
+                )
         total = sums.logsumexp(0)
         logprobs = chosen / temperature - total
         entropy = total - ((sums - total).exp() * means).sum(0) if with_entropy else None
@@ -173,13 +176,14 @@ class _LinearLogprobs(torch.autograd.Function):
         for number, (first, last) in enumerate(blocks):
             matrix = weight[first:last]
             logits = kept[number] if kept else _product(hidden, matrix, work)
-            _leave_out(logits, None if kept else ctx.sets, first, last)
             gradient = work[: logits.numel()].view(logits.shape)
             for rows in _slices(logits):
                 terms = None if slopes is None else slopes[rows]
                 given = logits[rows]
                 made = gradient[rows] if kept else given  # for the compiler one tensor, not two views of it
-                _gradient(given, made, total[rows, None], ctx.temperature, terms)
+                _gradient(given, made, total[rows, None], ctx.temperature, terms, ctx.sets is not None)
+            if ctx.sets is not None:
+                ctx.sets.leave_out(gradient, 0.0, first)
             _write(gradient, rise, *_place(ids, first, last))
             if by_hidden is not None:
                 _add_product(by_hidden, gradient, matrix)
@@ -190,20 +194,16 @@ class _LinearLogprobs(torch.autograd.Function):
         return by_hidden, None if by_weight is None else by_weight.done(), *[None] * 6
 
 
-def _leave_out(logits: Tensor, sets: KeptSets | None, first: int, last: int) -> None:
-    """Make the tokens of a block impossible that are not kept."""
-    if sets is not None:
-        logits.masked_fill_(sets.outside(first, last), FAR)
-
-
 @compiled
-def _moments(logits: Tensor, temperature: float, with_mean: bool) -> tuple[Tensor, Tensor]:
+def _moments(logits: Tensor, temperature: float, with_mean: bool, truncated: bool) -> tuple[Tensor, Tensor]:
     """Return for z = `logits (n, v)` / τ: `log Σ_v exp z` and the mean of z under its softmax (or 0), `(n,)` each."""
     logits = logits.to(_exact(logits))
     top = logits.amax(1, keepdim=True)
     below = logits - top
     if temperature != 1:
         below, top = below / temperature, top / temperature
+    if truncated:
+        below = below.clamp(min=NEGLIGIBLE)
     weights = below.exp()
     total = weights.sum(1)
     top = top.squeeze(1)
@@ -212,13 +212,17 @@ def _moments(logits: Tensor, temperature: float, with_mean: bool) -> tuple[Tenso
 
 
 @compiled
-def _gradient(logits: Tensor, out: Tensor, total: Tensor, temperature: float, slopes: Tensor | None) -> None:
+def _gradient(
+    logits: Tensor, out: Tensor, total: Tensor, temperature: float, slopes: Tensor | None, truncated: bool
+) -> None:
     """Write to `out` the gradient in z = `logits (n, v)` / τ as if no token had been chosen; it may be `logits`.
 
     `π`, or with `slopes (n, 3)` = f, s, H of each row `f π + s π (log π + H)`: -s is the gradient of the entropy H.
     """
     scaled = logits.to(_exact(logits))
     logprobs = (scaled if temperature == 1 else scaled / temperature) - total
+    if truncated:
+        logprobs = logprobs.clamp(NEGLIGIBLE, 0.0)  # above 0 are tokens that are not kept
     if slopes is None:
         out.copy_(logprobs.exp_())
         return

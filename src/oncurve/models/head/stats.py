@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from oncurve.kl import full_kl_from_logits
 from oncurve.models.causal import CausalModel, Head
-from oncurve.models.head.kept_sets import FAR, KeptSets
+from oncurve.models.head.kept_sets import NEGLIGIBLE, KeptSets
 from oncurve.models.head.linear_logprobs import linear_logprobs
 from oncurve.ops import entropy, entropy_of_logprobs, in_rows, token_logprobs_and_table
 from oncurve.types import TokenStats, TrainBatch, sent
@@ -138,7 +138,7 @@ class _Measure:
     def __call__(
         self, hidden: Tensor, ids: Tensor, ref_hidden: Tensor | None, sets: KeptSets | None
     ) -> tuple[Tensor, ...]:
-        logits = _kept(self.head(hidden), sets)
+        logits = _kept(self.head(hidden), sets, self.temperature)
         logprobs, table = token_logprobs_and_table(logits, ids, self.temperature)
         return logprobs, *(self._column(name, logits, table, ref_hidden, sets) for name in self.columns)
 
@@ -150,13 +150,17 @@ class _Measure:
         assert self.ref_head is not None  # token_stats has checked
         assert ref_hidden is not None
         with torch.no_grad():
-            ref_logits = _kept(self.ref_head(ref_hidden), sets)
+            ref_logits = _kept(self.ref_head(ref_hidden), sets, self.temperature)
         return full_kl_from_logits(logits, ref_logits, self.temperature)
 
 
-def _kept(logits: Tensor, sets: KeptSets | None) -> Tensor:
-    """Return logits `(n, V)` in which tokens that are not kept are impossible."""
-    return logits if sets is None else logits.masked_fill(sets.outside(0, logits.shape[1]), FAR)
+def _kept(logits: Tensor, sets: KeptSets | None, temperature: float) -> Tensor:
+    """Return logits `(n, V)` in which tokens that are not kept are negligible."""
+    if sets is None:
+        return logits
+    outside = sets.leave_out(torch.zeros(logits.shape, dtype=torch.bool, device=logits.device), True)
+    likeliest = logits.detach().masked_fill(outside, -torch.inf).amax(1, keepdim=True)
+    return torch.where(outside, likeliest + NEGLIGIBLE * temperature, logits)
 
 
 def _in_chunks(
