@@ -53,6 +53,7 @@ VARIANTS = {
         "filter.dynamic_sampling=true",
         "filter.max_rounds=30",
     ],
+    "curriculum": ["model.dtype=float32", "data.curriculum=pass_rate"],
     "lora": ["model.dtype=bfloat16", "lora.rank=4", "reference.every=2", "reference.mixup_alpha=0.5"],
     "sources": [
         "model.dtype=float32",

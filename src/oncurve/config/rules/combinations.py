@@ -51,6 +51,11 @@ IMPOSSIBLE_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     ),
     "iteration_without_model": lambda c: c.iterative.steps > 0 and c.own_reward_model is None,
     "reference_moved_twice": lambda c: c.iterative.steps > 0 and c.reference.every > 0,
+    "curriculum_without_verifier": lambda c: (
+        c.data.curriculum != "none" and verifier_of(c.rewards, c.eval.verifier) is None
+    ),
+    "curriculum_with_filter": lambda c: c.data.curriculum != "none" and c.filter.dynamic_sampling,
+    "curriculum_with_weights": lambda c: c.data.curriculum != "none" and bool(getattr(c.data, "weights", None)),
     "verifier_unknown": lambda c: (
         c.eval.verifier is not None and bool(c.rewards) and c.eval.verifier not in component_names(c.rewards)
     ),
@@ -92,6 +97,7 @@ INERT_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "old_policy_is_present": lambda c: c.stays_at_1,
     "one_update": lambda c: c.updates_per_step == 1,
     "template_makes_prompt": lambda c: c.data.template is not None,
+    "curriculum_orders": lambda c: c.data.curriculum != "none",
     "no_iterations": lambda c: c.iterative.steps == 0,
     "outcome_continuations": lambda c: c.iterative.steps > 0 and c.reward_model.head != "process",
     "reward_model_not_trained": lambda c: c.iterative.steps == 0 and c.own_reward_model is not None,
