@@ -203,7 +203,7 @@ def _moments(logits: Tensor, temperature: float, with_mean: bool, truncated: boo
     if temperature != 1:
         below, top = below / temperature, top / temperature
     if truncated:
-        below = below.clamp(min=NEGLIGIBLE)
+        below.clamp_(min=NEGLIGIBLE)
     weights = below.exp()
     total = weights.sum(1)
     top = top.squeeze(1)
@@ -222,7 +222,7 @@ def _gradient(
     scaled = logits.to(_exact(logits))
     logprobs = (scaled if temperature == 1 else scaled / temperature) - total
     if truncated:
-        logprobs = logprobs.clamp(NEGLIGIBLE, 0.0)  # above 0 are tokens that are not kept
+        logprobs.clamp_(NEGLIGIBLE, 0.0)  # above 0 are tokens that are not kept
     if slopes is None:
         out.copy_(logprobs.exp_())
         return
