@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from oncurve.rewards.settings import (
         InProcess as InProcess,
         RewardSettings as RewardSettings,
+        Seconds as Seconds,
+        WorkerLimits as WorkerLimits,
         check_reward as check_reward,
         kind_meant as kind_meant,
     )
