@@ -56,16 +56,17 @@ class Dialogue:
         """
         if prompt.messages is None:
             text = _text_of(said) if said else ""
-            return replace(prompt, text=prompt.text + text, ids=prompt.ids + self._plain(text)) if text else prompt
+            ids = prompt.ids + self._plain(text)
+            return replace(prompt, text=prompt.text + text, ids=ids, row_ids=prompt.ids) if text else prompt
         messages = [dict(message) for message in prompt.messages]
         if not said and not tools:
             return prompt
-        of_user = said is not None and not _are_messages(said)
-        contents = [_text_of(said)] if of_user else [_text_of(each["content"]) for each in said or ()]
+        behind = _messages_of(said)
+        contents = [_text_of(each["content"]) for each in behind] if behind or not said else [_text_of(said)]
 
         def put(texts: Sequence[str]) -> list[dict[str, Any]]:
-            if not of_user:
-                return [*messages, *({**m, "content": text} for m, text in zip(said or (), texts, strict=True))]
+            if behind or not said:
+                return [*messages, *({**each, "content": text} for each, text in zip(behind, texts, strict=True))]
             at = max((n for n, each in enumerate(messages) if each["role"] == "user"), default=None)
             if at is None:
                 return [*messages, {"role": "user", "content": texts[0]}]
@@ -103,7 +104,9 @@ class Dialogue:
     def _tail(
         self, before: Sequence[Message], written: Message, after: Sequence[Message], tools: Sequence[Any], ended: bool
     ) -> str:
-        calls = [{"type": "function", **each, "function": {"name": "f", "arguments": {}}} for each in _calls_of(written)]
+        calls = [
+            {"type": "function", **each, "function": {"name": "f", "arguments": {}}} for each in _calls_of(written)
+        ]
         turn = {"role": "assistant", "content": _STAND_IN, **({"tool_calls": calls} if calls else {})}
         whole, start = self._rendered([*before, turn, *after], tools), self._rendered(before, tools, opened=False)
         if not whole.startswith(start):
@@ -188,8 +191,9 @@ def _call(text: str) -> dict[str, Any] | str:
     return {"name": name, "arguments": arguments}
 
 
-def _are_messages(said: Any) -> bool:
-    return not isinstance(said, str) and all(isinstance(each, Mapping) and "role" in each for each in said)
+def _messages_of(said: Any) -> Sequence[Message]:
+    """Return what an environment says, if that is messages."""
+    return () if not said or isinstance(said, str) or not all("role" in each for each in said) else said
 
 
 def _text_of(content: Any) -> str:

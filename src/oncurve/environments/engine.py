@@ -20,12 +20,13 @@ from itertools import takewhile
 from typing import Any
 
 from oncurve.base.closing import Closing
-from oncurve.base.errors import ConfigError
+from oncurve.base.errors import ModelError
 from oncurve.environments.dialogue import Dialogue, TemplateError
 from oncurve.environments.host import Host, Pending
 from oncurve.environments.settings import EnvironmentSettings
 from oncurve.environments.tools import BY_COLUMN
 from oncurve.models import Weights
+from oncurve.processes.pool import Reply
 from oncurve.randomness import episode_seed
 from oncurve.rollout import OnGroup, RolloutEngine, Sampling, count_samples
 from oncurve.types import Completion, Ending, Group, Prompt, Turn
@@ -57,6 +58,7 @@ class _Row:
     fault: str | None = None
     environment: Any = None
     pending: Pending | None = None
+    errors: list[dict[str, Any]] = field(default_factory=list)
     log: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
 
     @property
@@ -146,8 +148,9 @@ class EpisodeEngine(Closing):
         """Return the metrics of the episodes since the last call, and those of `inner`."""
         found, self.noted = dict(self.noted), defaultdict(float)
         count = found.pop("episodes", 0.0)
-        if count:
-            found["turns/mean"] = found.pop("turns") / count
+        for name in ("turns/mean", "turns/limit", "turns/rewarded"):
+            if count:
+                found[name] /= count
         return {**self.inner.measured(), **found}
 
     def generate(
@@ -203,7 +206,7 @@ class _Rollout:
             self._ask(row, {"act": "start", "row": dict(row.prompt.columns), "prompt": asked})
         count = min(self._engine.settings.waves, len(self._rows))
         waves = [range(number, len(self._rows), count) for number in range(count)]
-        while any(not row.over for row in self._all()):
+        while len(self._groups) < len(self._rows):
             for wave in waves:
                 self._turn(wave)
         return [self._groups[index] for index in range(len(self._rows))]
@@ -218,18 +221,22 @@ class _Rollout:
         return [row for rows in self._rows for row in rows]
 
     def _tools_of(self, prompt: Prompt) -> Sequence[Any]:
-        tools = self._about["tools"]
-        return tools.get(str(prompt.columns.get(BY_COLUMN, "")), ()) if isinstance(tools, Mapping) else tools
+        tools: Any = self._about["tools"]
+        found: Sequence[Any] = tools
+        if isinstance(tools, Mapping):
+            found = tools.get(str(prompt.columns.get(BY_COLUMN, "")), ())
+        return found
 
     def _turn(self, wave: Sequence[int]) -> None:
         """Take in what the environments of a wave have said, and decode its next turn."""
+        while waiting := [row for index in wave for row in self._rows[index] if row.pending is not None]:
+            for row in waiting:
+                self._hear(row)
         for index in wave:
-            for row in self._rows[index]:
-                while row.pending is not None:
-                    self._hear(row)
             if index not in self._groups and all(row.over for row in self._rows[index]):
                 self._finish(index)
-        if all(row.turn == 0 and row.start == rows[0].start for index in wave for row in (rows := self._rows[index])):
+        first = [(row, self._rows[index][0].start) for index in wave for row in self._rows[index]]
+        if all(row.turn == 0 and row.start == start for row, start in first):
             self._decode_groups([index for index in wave if index not in self._groups])
         else:
             self._decode_rows([row for index in wave for row in self._rows[index] if row.ended is None])
@@ -239,8 +246,8 @@ class _Rollout:
         rows = [self._rows[index] for index in indices]
         if rows:
             prompts = [group[0].start or group[0].prompt for group in rows]
-            take = lambda number, group: self._take(zip(rows[number], group.completions, strict=True))
-            self._engine.inner.generate(prompts, self._draw, self._sampling, take, [group[0].sample for group in rows])
+            samples = [group[0].sample for group in rows]
+            self._generate(rows, prompts, self._sampling, samples)
 
     def _decode_rows(self, rows: Sequence[_Row]) -> None:
         """Decode the next turn of single rows."""
@@ -252,13 +259,22 @@ class _Rollout:
                 if row.start is not None
             ]
             alone = self._sampling.model_copy(update={"group_size": 1})
-            take = lambda number, group: self._take([(rows[number], group.completions[0])])
             samples = [row.sample + row.turn * _TURN for row in rows]
-            self._engine.inner.generate(prompts, self._draw, alone, take, samples)
+            self._generate([[row] for row in rows], prompts, alone, samples)
 
-    def _take(self, pairs: Any) -> None:
+    def _generate(
+        self, rows: Sequence[Sequence[_Row]], prompts: Sequence[Prompt], sampling: Sampling, samples: Sequence[int]
+    ) -> None:
+        """Have the engine write a turn of each row; as soon as some are there, their environments are asked."""
+
+        def take(number: int, group: Group) -> None:
+            self._take(rows[number], group.completions)
+
+        self._engine.inner.generate(prompts, self._draw, sampling, take, samples)
+
+    def _take(self, rows: Sequence[_Row], completions: Sequence[Completion]) -> None:
         """Take in the turns that the policy has written, and ask the environments."""
-        for row, completion in pairs:
+        for row, completion in zip(rows, completions, strict=True):
             before = len(row.ids)
             row.write(completion)
             assert row.start is not None
@@ -272,14 +288,15 @@ class _Rollout:
                     for number, call in enumerate(good)
                 ]
             row.written.append(message)
-            self._note("tools/calls", float(len(calls)))
-            self._note("tools/errors", float(len(calls) - len(good)))
+            row.errors = [{"role": "tool", "name": "", "content": str({"error": e})} for e in calls if e not in good]
+            if row.tools:
+                self._note("tools/calls", float(len(calls)))
+                self._note("tools/errors", float(len(row.errors)))
             if completion.ended == "length" or (self._about["answers"] and not calls):
                 row.ended = completion.ended
                 self._ask(row, {"act": "end"})
             elif calls and not good:
-                errors = [{"role": "tool", "name": "", "content": str({"error": each})} for each in calls]
-                self._answer(row, {"messages": errors, "reward": None, "done": False}, completion.ended)
+                self._answer(row, {"messages": (), "reward": None, "done": False}, completion.ended)
             else:
                 self._ask(row, {"act": "reply", "text": completion.text, "calls": good, "ended": completion.ended})
 
@@ -304,22 +321,22 @@ class _Rollout:
         row.pending, item = None, row.log[-1][0]
         row.log[-1] = (item, reply.value)
         if reply.fault is not None:
-            self._note("environment/faults", 1.0)
             row.fail(f"{reply.fault}: {reply.message.strip().rpartition(chr(10))[2][:300]}")
         elif item["act"] == "start":
-            row.start = self._engine.dialogue.opened(row.prompt, reply.value["said"], row.tools)
+            try:
+                row.start = self._engine.dialogue.opened(row.prompt, reply.value["said"], row.tools)
+            except ModelError as error:
+                row.fail(str(error))
         elif item["act"] == "end":
             row.outcome, row.environment = reply.value["outcome"], reply.value["environment"]
         else:
             self._answer(row, reply.value, item["ended"])
 
-    def _again(self, row: _Row) -> Any:
+    def _again(self, row: _Row) -> Reply:
         """Play an episode again whose worker has ended since, up to the item that is asked now.
 
         Returns the last reply, or a fault: the environment is not exact, or says something else this time.
         """
-        from oncurve.processes.pool import Reply  # here: the name is taken
-
         if not self._engine.settings.exact:
             return Reply(None, "died", "its worker has ended, and environment.exact = false: it is not played again")
         for item, before in row.log[:-1]:
@@ -333,13 +350,15 @@ class _Rollout:
     def _answer(self, row: _Row, value: Mapping[str, Any], ended: Ending) -> None:
         """Act on what an environment says to a turn."""
         row.reward(value["reward"])
-        self._note("tools/errors", float(value.get("errors", 0)))
+        if value.get("errors"):
+            self._note("tools/errors", float(value["errors"]))
         if value["done"]:
             row.ended, row.outcome, row.environment = "environment", value["outcome"], value["environment"]
             return
-        said: list[dict[str, Any]] = [dict(message) for message in value["messages"]]
-        row.ended = "turns" if row.turn >= self._engine.settings.max_turns else self._context(row, said, ended)
-        if row.ended is not None:
+        said: list[dict[str, Any]] = [dict(message) for message in (*value["messages"], *row.errors)]
+        ending = "turns" if row.turn >= self._engine.settings.max_turns else self._context(row, said, ended)
+        row.ended = row.ended or ending
+        if row.ended is not None and row.fault is None:
             self._ask(row, {"act": "end"})
 
     def _context(self, row: _Row, said: Sequence[dict[str, Any]], ended: Ending) -> Ending | None:
@@ -355,6 +374,9 @@ class _Rollout:
             ids = self._engine.dialogue.reply(history, row.written[-1], said, row.tools, ended == "eos")
         except TemplateError:
             return "template"
+        except ModelError as error:
+            row.fail(str(error))
+            return None
         if len(ids) >= left:
             return "budget"
         row.hear(said[0]["role"] if said else "user", "\n".join(str(each["content"]) for each in said), ids)
@@ -371,7 +393,10 @@ class _Rollout:
         self._groups[index] = Group(prompt, tuple(_completion(row, shared) for row in rows), draw=self._draw)
         for row in rows:
             self._note("episodes", 1.0)
-            self._note("turns", float(row.turn))
+            self._note("turns/mean", float(row.turn))
+            self._note("turns/limit", float(row.ended == "turns"))
+            self._note("turns/rewarded", float(sum(bool(turn.reward) for turn in row.turns)))
+            self._note("environment/faults", float(row.fault is not None))
             self._engine.noted["turns/max"] = max(self._engine.noted["turns/max"], float(row.turn))
         if self._on_group is not None:
             self._on_group(index, self._groups[index])
@@ -382,10 +407,13 @@ class _Rollout:
 
 def _completion(row: _Row, shared: int) -> Completion:
     """Return an episode as a completion of the `shared` tokens at the start of its prompt."""
-    own = () if row.start is None else row.start.ids[shared:]
-    if own or not row.ids:  # what its environment has said to it alone, or nothing: a fault before the first turn
-        before = [Turn("user", 0, len(own), "")] if own else []
-        row.turns = before + [replace(t, start=t.start + len(own), end=t.end + len(own)) for t in row.turns]
+    own = row.prompt.ids[-1:] if row.start is None else row.start.ids[shared:]
+    if not own and not row.ids:
+        own = row.prompt.ids[-1:]  # a fault before the first turn; a row has a token
+    if own:
+        row.turns = [Turn("user", 0, len(own), "")] + [
+            replace(turn, start=turn.start + len(own), end=turn.end + len(own)) for turn in row.turns
+        ]
     return Completion(
         (*own, *row.ids),
         "\n".join(turn.text for turn in row.turns if turn.role == "assistant"),

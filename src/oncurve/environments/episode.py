@@ -41,8 +41,9 @@ class Episode:
     samples of a group begin with the same seed. An exception leaves the episode out of training.
     """
 
-    tools: ClassVar[Sequence[Mapping[str, Any]]] = ()
-    """JSON schemas of the tools that the policy is shown, `[{"type": "function", "function": {...}}]`."""
+    tools: Any = ()
+    """JSON schemas of the tools that the policy is shown, `[{"type": "function", "function": {...}}]`; or such lists by
+    the value of the column `environment`."""
 
     answers: ClassVar[bool] = False
     """Whether a turn without a tool call is the policy's answer, which ends the episode."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from oncurve.components import Component
 from oncurve.environments.play import Player
-from oncurve.environments.tools import ToolsEpisode
+from oncurve.environments.tools import player
 from oncurve.processes.pool import WorkerPool
 from oncurve.rewards import Seconds, WorkerLimits
 
@@ -69,11 +69,16 @@ class EnvironmentSettings(WorkerLimits):
 
 
 class Tools(EnvironmentSettings):
-    """A class whose public methods are tools, and functions that are tools, as TRL has them (`kind = "tools"`)."""
+    """Code of yours (`kind = "tools"`, or the path of a class): a class whose public methods are tools, as TRL has it,
+    functions that are tools, or an `oncurve.environments.Episode`.
+    """
 
     path: str | dict[str, str] | None = None
     """The class: "file.py:Name" (relative to the recipe) or "module:Name"; several, by the value of the column
     `environment`: `{ maze = "maze.py:Maze", shop = "shop.py:Shop" }`."""
+
+    settings: dict[str, JsonValue] = Field(default_factory=dict)
+    """Keyword arguments of the class."""
 
     tools: tuple[str, ...] = ()
     """Functions that are tools of every episode, by the same paths."""
@@ -101,55 +106,41 @@ class Tools(EnvironmentSettings):
 
     @property
     def title(self) -> str:
-        """The name of the class."""
-        classes = self.classes if isinstance(self.classes, Mapping) else {"": self.classes} if self.classes else {}
+        """The name of the class, or "tools"."""
         names = [path.rpartition(":")[2] for path in self._paths.values()]
-        return " or ".join(names or [getattr(each, "__name__", "environment") for each in classes.values()] or ["tools"])
+        names += [getattr(each, "__name__", "environment") for each in self._classes.values()]
+        return names[0] if len(names) == 1 else "environment" if names else "tools"
 
     @property
-    def _objects(self) -> tuple[dict[str, Callable[[], Any]], Sequence[Callable[..., Any]]]:
-        classes = {"": self.classes} if self.classes is not None and not isinstance(self.classes, Mapping) else None
-        return classes or dict(self.classes or {}), self.functions
+    def _classes(self) -> Mapping[str, Callable[..., Any]]:
+        if isinstance(self.classes, Mapping):
+            return self.classes
+        return {} if self.classes is None else {"": self.classes}
 
     def _pickled(self) -> str | None:
         """Return the objects as cloudpickle bytes in base64; None: they cannot be copied."""
         try:
-            return base64.b64encode(cloudpickle.dumps(self._objects)).decode()
+            return base64.b64encode(cloudpickle.dumps((dict(self._classes), self.functions))).decode()
         except Exception:  # picklers raise anything
             return None
 
     def factory(self, base: Path | None) -> Factory:
         """Return the tools' own factory."""
         pickled = self._pickled() if self.classes is not None or self.functions else None
-        given = {"paths": self._paths, "tools": self.tools, "pickled": pickled, "base": str(base or Path.cwd())}
-        return "oncurve.environments.tools:served", given
+        code = {"paths": self._paths, "tools": self.tools, "pickled": pickled, "settings": self.settings}
+        return "oncurve.environments.tools:served", {**code, "base": str(base or Path.cwd())}
 
     def here(self) -> Player | None:
         """Return a player in this process for objects that cannot be copied: it can be neither limited nor killed."""
         if (self.classes is None and not self.functions) or self._pickled() is not None:
             return None
-        factories, functions = self._objects
-        return Player(lambda: ToolsEpisode(factories, functions))
+        return player(self._classes, self.functions, self.settings, here=True)
 
 
-class Own(EnvironmentSettings):
-    """An `oncurve.environments.Episode` of yours (`kind = "own"`)."""
-
-    path: str
-    """The class: "file.py:Name" (relative to the recipe) or "module:Name". It takes `settings`."""
-
-    settings: dict[str, JsonValue] = Field(default_factory=dict)
-    """Keyword arguments of the class."""
-
-    @property
-    def title(self) -> str:
-        """The name of the class."""
-        return self.path.rpartition(":")[2]
-
-    def factory(self, base: Path | None) -> Factory:
-        """Return the class with its settings."""
-        given = {"episode": self.path, "settings": self.settings, "base": str(base or Path.cwd())}
-        return "oncurve.environments.play:served", given
+ENVIRONMENT_KINDS: dict[str, type[Component]] = {"none": NoEnvironment, "tools": Tools}
+"""The kinds of environments, by their names in a configuration."""
 
 
-ENVIRONMENT_KINDS: dict[str, type[Component]] = {"none": NoEnvironment, "tools": Tools, "own": Own}
+def environment_meant(table: Mapping[str, Any]) -> str | None:
+    """Return the kind of an `[environment]` table without a `kind`: "tools" where it names code."""
+    return "tools" if table.keys() & {"path", "tools", "classes", "functions"} else None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class ToolsEpisode(Episode):
         self.environment: Any = None
         self._tools = dict(self._functions)
         described = {name: self._described(name) for name in self._objects or [""]}
-        self.tools = described if len(described) > 1 else next(iter(described.values()))  # type: ignore[misc]
+        self.tools = next(iter(described.values())) if len(described) == 1 else described
 
     def _described(self, name: str) -> list[dict[str, Any]]:
         from transformers.utils import get_json_schema  # here: it takes long to import
@@ -75,8 +76,8 @@ class ToolsEpisode(Episode):
             given.pop(BY_COLUMN, None)
         parameters = inspect.signature(reset).parameters.values()
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-            names = {each.name for each in parameters}
-            given = {name: value for name, value in given.items() if name in names}
+            taken = {each.name for each in parameters}
+            given = {name: value for name, value in given.items() if name in taken}
         return _finished(reset(**given))
 
     def reply(self, text: str, calls: Sequence[ToolCall]) -> Reply:
@@ -140,16 +141,33 @@ async def _all(results: Any) -> list[Any]:
     return list(await asyncio.gather(*results, return_exceptions=True))
 
 
+def player(
+    classes: Mapping[str, Callable[..., Any]],
+    functions: Sequence[Callable[..., Any]],
+    settings: Mapping[str, Any],
+    here: bool = False,
+) -> Player:
+    """Return the player of an `Episode`, or of classes and functions whose methods are tools."""
+    only = classes.get("")
+    if isinstance(only, type) and issubclass(only, Episode):
+        return Player(lambda: only(**settings), here)
+    made = {name: partial(cls, **settings) for name, cls in classes.items()}
+    return Player(lambda: ToolsEpisode(made, functions), here)
+
+
 def served(
-    paths: Mapping[str, str], tools: Sequence[str], pickled: str | None = None, base: str | None = None
+    paths: Mapping[str, str],
+    tools: Sequence[str],
+    pickled: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    base: str | None = None,
 ) -> Player:
     """Return the callable of a worker, with the code at these paths, or with that in the parent's cloudpickle bytes."""
     if pickled is None:
         folder = None if base is None else Path(base)
-        factories = {name: locate(path, folder) for name, path in paths.items()}
-        functions = [locate(path, folder) for path in tools]
-    else:
-        import cloudpickle  # here: only a worker unpickles, and only its own parent's bytes
+        classes = {name: locate(path, folder) for name, path in paths.items()}
+        return player(classes, [locate(path, folder) for path in tools], settings or {})
+    import cloudpickle  # here: only a worker unpickles, and only its own parent's bytes
 
-        factories, functions = cloudpickle.loads(base64.b64decode(pickled))
-    return Player(lambda: ToolsEpisode(factories, functions))
+    classes, functions = cloudpickle.loads(base64.b64decode(pickled))
+    return player(classes, functions, settings or {})

@@ -32,9 +32,9 @@ def group_record(group: Group, advantages: Tensor | Sequence[float] | None = Non
     environment's `outcome`; `extras`, what a reward reports in addition to its value,
     {"component/name": value}; `step_ends` (the index of each step's last token), `step_rewards` and `step_offsets`
     (where in `text` it ends), if its steps were scored.
-    `advantage` is the tokens' common value; where tokens that the policy wrote differ (steps were scored) it is
-    their mean and the token values follow under `advantages`. It is null where the completion is not valid or nothing is known. A non-finite
-    number becomes null. Raises ValueError: advantages for another number of completions.
+    `advantage` is the common value of the tokens that the policy wrote; where these differ (steps were scored) it is
+    their mean and the token values follow under `advantages`. It is null where the completion is not valid or nothing
+    is known. A non-finite number becomes null. Raises ValueError: advantages for another number of completions.
     """
     rows: list[Any] = [None] * len(group.completions)
     if advantages is not None:

@@ -17,6 +17,7 @@ from oncurve.advantages import reads_rewards, teacher_of
 from oncurve.base.errors import ConfigError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
 from oncurve.data import DemonstrationRows, Demonstrations, Prompts, Rows, distinct_prompts, load_eval_rows, load_rows
+from oncurve.environments import Dialogue, EpisodeEngine, Host, NoEnvironment
 from oncurve.evaluate import Evaluation
 from oncurve.forecast import training_bytes
 from oncurve.learner import Learner, check_learner
@@ -272,7 +273,7 @@ def assemble(
             loaded = adapted(given.model, config.lora, config.run.seed)
         if given.model is None:
             config = config.model_copy(update={"model": config.model.on_this_machine()})
-        run = _build_run(config, loaded, given, rewards, rows, eval_rows, shown)
+        run = _build_run(config, loaded, given, rewards, rows, eval_rows, shown, base)
         _add_reward_model(run, base)
         return run
     except BaseException:
@@ -293,6 +294,7 @@ def _build_run(
     rows: Rows,
     eval_rows: Rows,
     shown: DemonstrationRows | None,
+    base: Path | None,
 ) -> Run:
     config.reference.check(loaded.model, None if given.reference is None else given.reference.model, loaded.dtype)
     check_token_ids("rollout.eos_ids", config.rollout.eos_ids, loaded.model)
@@ -325,6 +327,7 @@ def _build_run(
         config.run.seed,
         partial(training_bytes, config),
     )
+    engine = with_environment(config, engine, loaded, rewards, base)
     trainer = Trainer(
         trainer_config(config, describe_environment(module_device(loaded.model.module).type)),
         groups_of(config, engine, rewards, prompts, trained),
@@ -392,6 +395,24 @@ def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
         stated = f"its settings say exact = {config.engine.exact}, and the engine says {engine.exact}"
         raise ConfigError(f"engine.kind: {stated}; the plan and the maths need the same")
     return engine
+
+
+def with_environment(
+    config: RunConfig, engine: RolloutEngine, loaded: LoadedModel, rewards: RewardSet, base: Path | None
+) -> RolloutEngine:
+    """Return the engine whose completions are episodes of `[environment]`; `engine` itself where there is none.
+
+    Raises ConfigError: the model has no tokenizer.
+    """
+    settings = config.environment
+    if isinstance(settings, NoEnvironment):
+        return engine
+    if loaded.tokenizer is None:
+        raise ConfigError("environment: what it says is text, and the model has no tokenizer; give it one")
+    dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs)
+    keep = any("environments" in each.accepts.takes for each in rewards.components)
+    host = Host(settings, base)
+    return EpisodeEngine(engine, settings, host, dialogue, config.rollout, config.run.seed, keep)
 
 
 def _engine_maker(config: RunConfig, loaded: LoadedModel) -> Callable[[], RolloutEngine]:

@@ -103,10 +103,10 @@ class RewardScoring(Closing):
         part_steps: dict[str, tuple[tuple[int, float], ...]] = {}
         steps: dict[int, float] = {}  # at each end the weighted sum; a weight of 0 has no part in it
         whole: float | None = None  # that of the rewards for the completion alone, which stands at its end
-        turns: dict[int, float] = {}  # likewise, at the last token of each turn
+        by_token: dict[int, float] = {}  # likewise, of turns, at the last token of each
         fault, masked = completion.fault, completion.fault is not None
         for scored, given in zip(self._components, replies, strict=True):
-            reply = within(given, len(completion.text))
+            reply = within(given, 0 if completion.turns else len(completion.text))
             component, value, weight = scored.component, reply.value, scored.component.settings.weight
             if reply.fault is not None:
                 last = reply.message.strip().rpartition("\n")[2][:300]
@@ -125,8 +125,8 @@ class RewardScoring(Closing):
                 value = value.value
             elif value is not None and weight:
                 if component.settings.scores_turns:
-                    for end, turn in _rewarded_turns(completion).items():
-                        turns[end] = turns.get(end, 0.0) + weight * turn
+                    for place, step_reward in _rewarded_turns(completion).items():
+                        by_token[place] = by_token.get(place, 0.0) + weight * step_reward
                     alone = completion.outcome
                 else:
                     alone = value
@@ -135,14 +135,14 @@ class RewardScoring(Closing):
             if value is not None:
                 terms.append(weight * value)
         reward = math.fsum(terms) if all(map(_is_usable, terms)) else math.inf
-        if turns and whole is not None:
-            last = max(turn.end for turn in completion.turns if turn.role == "assistant") - 1
-            turns[last] = turns.get(last, 0.0) + whole
+        if by_token and whole is not None:
+            final = max(turn.end for turn in completion.turns if turn.role == "assistant") - 1
+            by_token[final] = by_token.get(final, 0.0) + whole
         elif steps and whole is not None:
             steps[len(completion.text)] = steps.get(len(completion.text), 0.0) + whole
         ends = tuple(sorted(steps))
         rewards = tuple(steps[end] for end in ends)
-        valid = bool(terms) and not masked and all(map(_is_usable, (reward, *rewards, *turns.values())))
+        valid = bool(terms) and not masked and all(map(_is_usable, (reward, *rewards, *by_token.values())))
         if not terms and not masked:
             fault = fault or "none: no reward applies: every component returned None"
         elif not masked and not valid:
@@ -155,17 +155,15 @@ class RewardScoring(Closing):
         }
         weights = tuple(scored.component.settings.weight for scored in self._components)
         score = Score(reward if valid else 0.0, valid, values, fault, (), (), extras, (), part_steps, weights)
-        if not valid or not (ends or turns):
+        if not valid or not (ends or by_token):
             return score
-        if self._locate is None and ends:
+        if by_token:
+            tokens = tuple(sorted(by_token))
+            return replace(score, step_ends=tokens, step_rewards=tuple(by_token[token] for token in tokens))
+        if self._locate is None:
             raise RewardError("a reward scored the steps of a text, and without a tokenizer their tokens are not known")
-        tokens = self._locate(prompt, completion, ends) if self._locate is not None and ends else ()
-        if not turns:
-            return replace(score, step_ends=tokens, step_rewards=rewards, step_offsets=ends)
-        for token, step in zip(tokens, rewards, strict=True):
-            turns[token] = turns.get(token, 0.0) + step
-        tokens = tuple(sorted(turns))
-        return replace(score, step_ends=tokens, step_rewards=tuple(turns[token] for token in tokens))
+        tokens = self._locate(prompt, completion, ends)
+        return replace(score, step_ends=tokens, step_rewards=rewards, step_offsets=ends)
 
     def _all_faulted(self, scores: Sequence[Score], replies: Sequence[Sequence[Reply]]) -> str:
         count = len(scores)
