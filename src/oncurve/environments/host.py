@@ -64,6 +64,11 @@ class Host(Closing):
                 self._about = self._pools[0].about
         return self._about
 
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers."""
+        return [pid for pool in self._pools for pid in pool.pids]
+
     def begin(self, episode: int, item: Mapping[str, Any]) -> Pending:
         """Begin to make the reply to an item of the episode number `episode`. Raises DataError: it is not JSON."""
         if self._here is not None and self._thread is not None:
