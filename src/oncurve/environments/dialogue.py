@@ -145,7 +145,7 @@ class Dialogue:
         return tuple(token for token in found if token not in self._special)
 
     def _safe(self, render: Callable[[Sequence[str]], str], contents: Sequence[str]) -> tuple[int, ...]:
-        """Return the tokens of `render(contents)`, of which no content becomes a special one."""
+        """Return the tokens of `render(contents)`; no content becomes a special one."""
 
         def special(ids: Sequence[int]) -> list[int]:
             return [token for token in ids if token in self._special]
