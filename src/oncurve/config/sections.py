@@ -317,7 +317,7 @@ class RunConfig(Component):
     @property
     def exact_rollout(self) -> bool:
         """Return whether recorded log-probs are those of the weights that sampled, whatever process did."""
-        return self.engine.exact and self.cluster.facts.exact
+        return self.engine.exact and not self.cluster.facts.served
 
     @property
     def stays_at_1(self) -> bool:

@@ -54,7 +54,6 @@ class RayFleet(Fleet):
     silence_seconds  a process that says nothing for so long is killed and replaced
     address          `host:port` of a running Ray, of which this machine is a node; "": a Ray of this run, here
     threads          of a process: as many processors are asked for, of a running Ray
-    mixed            whether processes may have other versions of torch than this one, or other kernels
     gpus             those of this machine, of which this process computes on the first; None: on processors
     each             GPUs of each process
 
@@ -70,11 +69,10 @@ class RayFleet(Fleet):
         silence_seconds: float = 20.0,
         address: str = "",
         threads: int = 1,
-        mixed: bool = False,
         gpus: Gpus | None = None,
         each: int = 0,
     ) -> None:
-        super().__init__(_RaySpawner(make, address, threads, mixed, gpus, each), places, silence_seconds)
+        super().__init__(_RaySpawner(make, address, threads, gpus, each), places, silence_seconds)
 
 
 @dataclass
@@ -104,11 +102,9 @@ class _RaySpawner:
 
     quarantined = False
 
-    def __init__(
-        self, make: Callable[[], Any], address: str, threads: int, mixed: bool, gpus: Gpus | None, each: int
-    ) -> None:
+    def __init__(self, make: Callable[[], Any], address: str, threads: int, gpus: Gpus | None, each: int) -> None:
         gpu = gpus.names[0] if gpus is not None and gpus.device == "cuda" and each else ""
-        recipe = cloudpickle.dumps(recipe_of(make, mixed, gpu))
+        recipe = cloudpickle.dumps(recipe_of(make, gpu))
         ray = SESSION.use(address, len(recipe))
         self._ray, self._own, self._head = ray, not address, Head(address)
         self._processes: dict[int, _Keeper] = {}
@@ -116,7 +112,6 @@ class _RaySpawner:
         self._meetings = 0
         self._unmade: str | None = None
         self.gone: TrainingError | None = None
-        self._remarks: set[str] = set()
         self._server: Any = None
         self._any_up = self._said_full = False
         self._now = 0.0
@@ -266,7 +261,6 @@ class _RaySpawner:
             elif kept.killed_at is None:
                 if message[0] == "up":
                     kept.up = self._any_up = True
-                    self._remark(message[2])
                 if message[0] in ("replied", "failed"):
                     kept.answered(message[1])
                 yield number, message
@@ -274,12 +268,6 @@ class _RaySpawner:
             yield self._ended(number, kept, how)
         else:
             self._watch(number, lambda: kept.keeper.listen.options(concurrency_group="listening").remote())
-
-    def _remark(self, remark: str) -> None:
-        """Say once what a machine has in other versions."""
-        if remark and remark not in self._remarks:
-            self._remarks.add(remark)
-            urgent(f"oncurve: {remark}: cluster.mixed accepts its completions, whose log-probs may differ")
 
     def _ended(self, number: int, kept: _Keeper, cause: str) -> Message:
         self._discharge(kept)
