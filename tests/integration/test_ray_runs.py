@@ -187,9 +187,9 @@ def test_ranks_that_do_not_see_the_folder_of_the_run_are_refused(project: Path) 
     """A rank whose class has another view of the files stands in for another machine."""
     (project / "elsewhere.py").write_text(
         "from oncurve.advantages import GroupAdvantage\n"
-        "from oncurve.cluster.sharding.shard_rank import ShardRank\n"
+        "from oncurve.cluster.sharding.shard_learner import ShardLearner\n"
         "class Own(GroupAdvantage):\n    pass\n"
-        "ShardRank.sees = lambda self, file: False\n"
+        "ShardLearner.sees = staticmethod(lambda file: False)\n"
     )
     arguments = ["train", "recipe.toml", *RAY, *FSDP, "advantage.kind=elsewhere.py:Own", "--out", "two"]
     process = start(*arguments)

@@ -255,6 +255,11 @@ class ShardLearner(LocalLearner):
         divided.reshard()
         return pieces
 
+    @staticmethod
+    def sees(file: Path) -> bool:
+        """Return whether this rank's machine has a file."""
+        return file.exists()
+
     @torch.no_grad()
     def whole_master(self, name: str) -> Tensor:
         """Return a trained parameter in float32, on rank 0 gathered from all ranks. The others' tensors have no
@@ -324,18 +329,13 @@ class ShardLearner(LocalLearner):
 
 def _check_shardable(model: CausalModel, needs: frozenset[str]) -> None:
     """Raises ConfigError for what is not built on shards."""
-    for wrong, key, what in (
-        (model.adapter is not None and model.adapter.quantized, "model.quantization", "an adapter on a quantised base"),
-        ("full_kl" in needs and _head_is_adapted(model), "lora.targets", "the exact KL with an adapter on the head"),
-    ):
-        if wrong:
-            raise ConfigError(f'{key}: {what} is not built with cluster.sharding = "fsdp"; set it to "replicate"')
-
-
-def _head_is_adapted(model: CausalModel) -> bool:
     module: Any = model.module
-    head = module.get_output_embeddings() if model.adapter is not None else None
-    return head is not None and low_rank_of(head) is not None
+    head = module.get_output_embeddings() if model.adapter is not None and "full_kl" in needs else None
+    if head is not None and low_rank_of(head) is not None:
+        raise ConfigError(
+            'lora.targets: the exact KL with an adapter on the head is not built with cluster.sharding = "fsdp"; set '
+            'it to "replicate"'
+        )
 
 
 def _weightless(micro: TrainBatch) -> TrainBatch:
