@@ -9,15 +9,12 @@ import importlib
 import json
 import math
 import os
-import re
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -242,35 +239,6 @@ def server_program(folder: Path) -> None:
     script = folder / "vllm"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).absolute()}" "$@"\n')
     script.chmod(0o755)
-
-
-def documented(model: Path, port: int) -> str:
-    """The command by which docs/cluster.md starts a server, for this model, at this port."""
-    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
-    (command,) = re.findall(r"^VLLM_SERVER_DEV_MODE=1 vllm serve .*?(?=\n```)", page, re.MULTILINE | re.DOTALL)
-    assert " my-model " in command
-    return f"{command.replace('my-model', str(model))} --port {port}"
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-@contextmanager
-def started(command: str, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A shell's command in the background, in a session of its own; all of it is killed in the end."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            ["sh", "-c", command], stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
 
 
 def main() -> None:

@@ -54,13 +54,8 @@ def train(*settings: str, out: str = "out") -> str:
 
 
 def of_servers(settings: tuple[str, ...]) -> list[str]:
-    """The settings, with the arguments of servers that are to be started."""
-    running = any("vllm_addresses" in word for word in settings)
-    return [
-        *VLLM,
-        *settings,
-        *([] if running else [f"cluster.vllm_arguments={json.dumps(ARGUMENTS)}"] * bool(ARGUMENTS)),
-    ]
+    """The settings, with the arguments of servers."""
+    return [*VLLM, *settings, *[f"cluster.vllm_arguments={json.dumps(ARGUMENTS)}"] * bool(ARGUMENTS)]
 
 
 def until(true: Callable[[], bool], seconds: float = SECONDS) -> None:

@@ -44,15 +44,14 @@ def sampled(count: int, **settings: object) -> list[list[Group]]:
 
 @pytest.mark.slow
 @needs_gpus(1)
-@pytest.mark.parametrize("weights", ["object", "disk", "gloo"])
-def test_workers_that_share_the_gpu_of_this_process_sample_its_tokens(weights: str) -> None:
-    assert sampled(2, rollout_gpus=0, weights=weights) == sampled(0)
+def test_workers_that_share_the_gpu_of_this_process_sample_its_tokens() -> None:
+    assert sampled(2, rollout_gpus=0) == sampled(0)
 
 
 @pytest.mark.slow
 @needs_gpus(2)
-def test_a_worker_on_a_gpu_of_its_own_gets_the_weights_by_nccl() -> None:
-    assert sampled(1, weights="nccl") == sampled(0)
+def test_a_worker_on_a_gpu_of_its_own_samples_the_tokens_of_one_process() -> None:
+    assert sampled(1) == sampled(0)
 
 
 @pytest.mark.slow
