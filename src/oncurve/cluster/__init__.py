@@ -18,14 +18,13 @@ Not covered: shards of a model on GPUs, ranks of a critic, the training of rewar
 """
 
 from oncurve.cluster.facts import ClusterFacts as ClusterFacts
+from oncurve.cluster.keys import Cluster as Cluster
 from oncurve.cluster.making import ProcessCluster as ProcessCluster
 from oncurve.cluster.ranks import FleetLearner as FleetLearner, Rank as Rank
 from oncurve.cluster.ray_cluster import RayCluster as RayCluster
 from oncurve.cluster.settings import (
     CLUSTER_KINDS as CLUSTER_KINDS,
-    Cluster as Cluster,
     HostCluster as HostCluster,
-    NoCluster as NoCluster,
     check_cluster as check_cluster,
     cluster_meant as cluster_meant,
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from oncurve.cluster.keys import ProcessSettings
+if TYPE_CHECKING:
+    from oncurve.cluster.keys import ProcessSettings
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,68 @@
-"""The settings that all clusters of several processes share: ranks of a learner, workers of a rollout."""
+"""The members of a cluster, and the settings of those that have several processes: ranks of a learner, and workers."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
 
+from oncurve.cluster.facts import ClusterFacts
 from oncurve.components import Component, Impossible, Inert
+from oncurve.learner import Learner
+from oncurve.models import CausalModel
+from oncurve.rollout import RolloutEngine, Sampling, Tokenizer
 
 
-class ProcessSettings(Component):
+class Cluster(Component):
+    """One process (`kind = "none"`): no socket is opened. Other kinds say what their processes do instead."""
+
+    @property
+    def facts(self) -> ClusterFacts:
+        """Facts that other parts need."""
+        return ClusterFacts()
+
+    def learner(self, make: Callable[..., Learner], models: Sequence[CausalModel] = ()) -> Learner:
+        """Return the run's learner, from `make(tokenizer=...)`, which builds the local one."""
+        return make()
+
+    def rollout_engine(
+        self,
+        local: RolloutEngine,
+        build: Callable[[], RolloutEngine],
+        sampling: Sampling,
+        tokenizer: Tokenizer | None = None,
+        eos_ids: Sequence[int] = (),
+        seed: int = 0,
+        needed: Callable[[], float] = lambda: math.inf,
+    ) -> RolloutEngine:
+        """Return the run's rollout engine, from this process's own and `build()`, which builds the same in another.
+
+        `needed()` is how many bytes training takes of a GPU that an engine of another kind shares with it. The rest is
+        for such an engine, as in `EngineConfig.build`.
+        """
+        return local
+
+    def check(self, device: torch.device) -> None:
+        """Raise ConfigError where this machine lacks what the run needs, whose model will be on `device`.
+
+        Called before anything is loaded.
+        """
+
+    def check_folder(self, learner: Learner, folder: Path) -> None:
+        """Raise ConfigError where not all processes that write checkpoints of `learner` see `folder`, the run's.
+
+        Called before training begins.
+        """
+
+    def rest(self, learner: Learner, engine: RolloutEngine) -> None:
+        """End all other processes: no step follows. This one samples and exports by itself. Twice is allowed."""
+
+
+class ProcessSettings(Cluster):
     """Settings of ranks and workers, and what follows from it."""
 
     where: ClassVar[str] = "this machine"

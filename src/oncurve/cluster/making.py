@@ -25,9 +25,6 @@ from oncurve.rollout import RolloutEngine, Sampling, Tokenizer
 if TYPE_CHECKING:
     from oncurve.cluster.sharding import ShardedLearner
 
-Needed = Callable[[], float]
-"""The bytes that training takes of a GPU."""
-
 Part = Literal["ranks", "workers"]
 """The purpose of a fleet's processes."""
 
@@ -122,7 +119,7 @@ class ProcessCluster(ProcessSettings):
         tokenizer: Tokenizer | None = None,
         eos_ids: Sequence[int] = (),
         seed: int = 0,
-        needed: Needed = lambda: math.inf,
+        needed: Callable[[], float] = lambda: math.inf,
     ) -> RolloutEngine:
         """Return an engine that decodes shards by `rollout_workers` processes, or in this one."""
         served = partial(vllm_engine, sampling, tokenizer, tuple(eos_ids), seed)
@@ -147,7 +144,7 @@ class ProcessCluster(ProcessSettings):
             served=self.served,
         )
 
-    def _servers(self, model: CausalModel, gpus: Gpus | None, needed: Needed) -> VllmSettings:
+    def _servers(self, model: CausalModel, gpus: Gpus | None, needed: Callable[[], float]) -> VllmSettings:
         """Return the settings of the workers' vLLM servers."""
         arguments = self.vllm_arguments
         if gpus is not None and not self.rollout_gpus:  # on the learner's card

@@ -171,7 +171,8 @@ class _HostSpawner:
     def close(self) -> None:
         """End the nursery, which removes the folder, and is killed where it takes long."""
         for nursery in self._nursery:
-            nursery.end()
+            nursery.shut()
+            nursery.bury(_END_SECONDS)
         for process in self._processes.values():
             process.release()
         self._processes.clear()

@@ -12,8 +12,7 @@ forking is safe.
 A process has two threads: one does the calls in order, the other says every second that the process lives. It ends when
 the fleet does, and not by a signal that asks the run to end in order.
 
-The nursery ends its processes when the fleet does, also those that are stopped; and the kernel ends them with the
-nursery.
+The nursery ends when the fleet does, and the kernel ends its processes with it, also those that are stopped.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -94,16 +93,14 @@ class HostNursery:
             yield words
 
     def kill(self) -> None:
-        """End it and its processes at once, the stopped ones too."""
-        if self._process.returncode is None:  # until it is waited for, no other group can have its number
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        """End it, and with it its processes, the stopped ones too."""
+        self._process.kill()
 
-    def bury(self) -> str:
-        """End what is left of it, of which the control socket is closed; how it has ended."""
-        if self._process.returncode is None:
-            self._has_exited(_MOMENT_SECONDS)  # of itself, so that its exit code is its own
-        self.kill()  # its processes; it is not waited for yet
+    def bury(self, seconds: float = _MOMENT_SECONDS) -> str:
+        """End what has not ended of itself within so many `seconds`; return how it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        self.kill()
         code = reap(self._process, _END_SECONDS)
         self.control.close()
         return how_it_ended(code) if code is not None else "it cannot be ended"
@@ -113,23 +110,6 @@ class HostNursery:
         allowed."""
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_RDWR)
-
-    def end(self) -> None:
-        """Shut it, and kill what has not ended within a few seconds."""
-        self.shut()
-        if self._process.returncode is None:
-            self._has_exited(_END_SECONDS)
-        self.bury()
-
-    def _has_exited(self, seconds: float) -> bool:
-        """Return whether it ends within so many seconds. It stays a zombie, so that its group keeps its number."""
-        deadline = time.monotonic() + seconds
-        with contextlib.suppress(ChildProcessError):  # it is buried already
-            while not os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
-                if time.monotonic() > deadline:
-                    return False
-                time.sleep(0.01)
-        return True
 
 
 def main(descriptor: str, folder: str) -> NoReturn:
@@ -156,26 +136,21 @@ def main(descriptor: str, folder: str) -> NoReturn:
     gc.freeze()  # a fork that collects garbage would write to all objects, and have a copy of their pages
     _tell(end, "ready")
     running: dict[int, int] = {}
-    try:
-        while True:
-            readable, _, _ = select.select([control, woken], [], [], BEAT_SECONDS)
-            _tell(end, "beat")
-            if woken in readable:
-                os.read(woken, 1 << 12)
-            _bury(end, running)
-            if control in readable:
-                message, descriptors, _, _ = socket.recv_fds(end, _LONGEST_MESSAGE, 1)
-                if not message:
-                    break
-                process, _, gpus = message.decode().partition(" ")
-                running[_fork(made, descriptors[0], end, gpus)] = int(process)
-                os.close(descriptors[0])
-    finally:
-        for child in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+    while True:
+        readable, _, _ = select.select([control, woken], [], [], BEAT_SECONDS)
+        _tell(end, "beat")
+        if woken in readable:
+            os.read(woken, 1 << 12)
+        _bury(end, running)
+        if control in readable:
+            message, descriptors, _, _ = socket.recv_fds(end, _LONGEST_MESSAGE, 1)
+            if not message:
+                break
+            process, _, gpus = message.decode().partition(" ")
+            running[_fork(made, descriptors[0], end, gpus)] = int(process)
+            os.close(descriptors[0])
     shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)
+    os._exit(0)  # the kernel ends its processes with it
 
 
 def _bury(end: socket.socket, running: dict[int, int]) -> None:
