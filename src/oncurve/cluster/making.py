@@ -15,7 +15,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.cluster.facts import ClusterFacts, sentences_of
 from oncurve.cluster.keys import ProcessSettings
 from oncurve.cluster.ranks import FleetLearner, Rank
-from oncurve.cluster.vllm import VllmSettings, vllm_engine, vllm_program
+from oncurve.cluster.vllm import VllmEngine, VllmSettings, vllm_program
 from oncurve.cluster.workers import FleetEngine, Worker
 from oncurve.learner import Learner, LocalLearner
 from oncurve.models import CausalModel, module_device
@@ -122,16 +122,17 @@ class ProcessCluster(ProcessSettings):
         needed: Callable[[], float] = lambda: math.inf,
     ) -> RolloutEngine:
         """Return an engine that decodes shards by `rollout_workers` processes, or in this one."""
-        served = partial(vllm_engine, sampling, tokenizer, tuple(eos_ids), seed)
 
         def make_fleet(model: CausalModel) -> Fleet:
             """Return the workers' fleet, as soon as there is a model to copy."""
             gpus = seen_by(model)
             device = CPU if gpus is None or self.served else torch.device(gpus.device)
-            make = partial(served, self._servers(model, gpus, needed)) if self.served else build
-            return self.fleet(
-                partial(Worker, model, make, self.worker_threads, device), self.rollout_workers, "workers", gpus
-            )
+            make = build
+            if self.served:
+                servers = self._servers(model, gpus, needed)
+                make = partial(VllmEngine, servers, sampling, tokenizer, tuple(eos_ids), seed)
+            worker = partial(Worker, model, make, self.worker_threads, device)
+            return self.fleet(worker, self.rollout_workers, "workers", gpus)
 
         return FleetEngine(
             local,

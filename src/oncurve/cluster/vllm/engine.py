@@ -233,13 +233,6 @@ class VllmEngine(EngineBase):
         return Completion(tuple(ids), text, tuple(logprobs), ended, number, self._version)
 
 
-def vllm_engine(
-    sampling: Sampling, tokenizer: Tokenizer | None, eos_ids: Sequence[int], seed: int, settings: VllmSettings
-) -> VllmEngine:
-    """Return the engine of a worker."""
-    return VllmEngine(settings, sampling, tokenizer, eos_ids, seed)
-
-
 def translated(sampling: Sampling, ends: Sequence[int]) -> dict[str, Any]:
     """Return `sampling` in the words of vLLM's `SamplingParams`, without seed and number of completions."""
     return {

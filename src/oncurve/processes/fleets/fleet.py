@@ -92,8 +92,8 @@ class Spawner(Protocol):
         """Return the processes that wait for their start."""
         ...
 
-    def send(self, process: int, number: int, arguments: tuple[Any, ...], data: bytes) -> None:
-        """Send a call with its number and `arguments`, which is pickled in `data`."""
+    def send(self, process: int, arguments: tuple[Any, ...], data: bytes) -> None:
+        """Send a call with `arguments`, which is pickled in `data`."""
 
     def kill(self, process: int) -> None:
         """End a process. News of its end follow."""
@@ -172,7 +172,8 @@ class Fleet(Closing):
 
     def put(self, pieces: Iterable[memoryview]) -> Any:
         """Return a handle of these bytes, which are copied once per machine. Given to `call` as an argument, it arrives
-        at the method as the list of the pieces, read-only. They are freed when the handle is garbage-collected.
+        at the method as the list of the pieces, read-only. They are freed when the handle is garbage-collected. A
+        process that is given another handle has answered the calls that had the one before.
 
         Each piece may be overwritten when the next one is asked for. Raises OSError: there is no room for them.
         """
@@ -186,7 +187,7 @@ class Fleet(Closing):
             number = self._numbers
         data = pickled((number, method, arguments))
         with self._changed:
-            self._spawner.send(process, number, arguments, data)
+            self._spawner.send(process, arguments, data)
         return number
 
     def wait(self, seconds: float) -> list[Event]:

@@ -109,7 +109,7 @@ class _HostSpawner:
         """Return the processes that are not forked yet."""
         return list(self._asked)
 
-    def send(self, process: int, number: int, arguments: tuple[Any, ...], data: bytes) -> None:
+    def send(self, process: int, arguments: tuple[Any, ...], data: bytes) -> None:
         """Send a call soon."""
         if (found := self._processes.get(process)) is not None:
             found.sender.send_pickled(data)

@@ -81,7 +81,6 @@ class _Keeper:
 
     found      whether the keeper is there
     killed_at  when it was killed
-    untaken    numbers of calls that are not answered, and the tokens of stored bytes that they have
     """
 
     keeper: Any
@@ -90,11 +89,6 @@ class _Keeper:
     found: bool = False
     up: bool = False
     killed_at: float | None = None
-    untaken: list[tuple[int, bytes]] = field(default_factory=list)
-
-    def answered(self, call: int) -> None:
-        """Note that calls are done in order: what this one had, and those before it, is taken."""
-        self.untaken = [each for each in self.untaken if each[0] > call]
 
 
 class _RaySpawner:
@@ -165,17 +159,13 @@ class _RaySpawner:
 
         self._watch(process, hire)
 
-    def send(self, process: int, number: int, arguments: tuple[Any, ...], data: bytes) -> None:
+    def send(self, process: int, arguments: tuple[Any, ...], data: bytes) -> None:
         """Send a call to the keeper."""
         found = self._processes.get(process)
         if found is None or found.killed_at is not None:
             return
         stored = next((argument for argument in arguments if isinstance(argument, StoredBytes)), None)
-        more: tuple[Any, ...] = ()
-        if stored is not None:
-            token = stored.token.encode()
-            more = (token, tuple(each for _, each in found.untaken), *stored.references)
-            found.untaken.append((number, token))
+        more = () if stored is None else (stored.token.encode(), *stored.references)
         self._watch(process, lambda: found.keeper.send.remote(framed(data), *more))
 
     def kill(self, process: int) -> None:
@@ -261,8 +251,6 @@ class _RaySpawner:
             elif kept.killed_at is None:
                 if message[0] == "up":
                     kept.up = self._any_up = True
-                if message[0] in ("replied", "failed"):
-                    kept.answered(message[1])
                 yield number, message
         if how is not None:
             yield self._ended(number, kept, how)

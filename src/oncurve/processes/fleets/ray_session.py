@@ -48,7 +48,7 @@ class _Session:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._users = self._room = 0
+        self._users = 0
         self._own = False
         self._held: _RayThread | None = None
         self._token = ""
@@ -56,7 +56,8 @@ class _Session:
         self._held_gpus: dict[str, Any] = {}
 
     def use(self, address: str, nbytes: int) -> Any:
-        """Return the module `ray`, connected. `nbytes`: of the largest object. Raises ConfigError."""
+        """Return the module `ray`, connected. `nbytes`: of the largest object of a Ray that is started here. Raises
+        ConfigError."""
         with self._lock:
             if self._users == 0:
                 if address and self._token:
@@ -65,8 +66,6 @@ class _Session:
                         f"the one at {address} cannot answer it; use it from a new process, or leave the address out"
                     )
                 if address:
-                    check_address(address)
-                if address or nbytes > self._room:
                     self._end()
                 with _environment(_PATIENCE if address else self._of_own_ray()):
                     self._ray = _imported()
@@ -102,7 +101,7 @@ class _Session:
     def _end(self) -> None:
         if self._held is not None:
             self._held.leave()
-        self._held, self._own, self._room = None, False, 0
+        self._held, self._own = None, False
 
     def _of_own_ray(self) -> dict[str, str]:
         """Return the variables under which Ray is imported and started here: its library reads them when it is
@@ -134,7 +133,7 @@ class _Session:
         except Exception as error:
             what = f"Ray at {address} cannot be used" if address else "Ray cannot be started on this machine"
             raise ConfigError(f"cluster.address: {what}: {_first_line(error)}") from error
-        self._own, self._room = not address, max(room // 2, nbytes)
+        self._own = not address
         with contextlib.suppress(ImportError, AttributeError):
             from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
