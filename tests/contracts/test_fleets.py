@@ -184,19 +184,6 @@ def test_an_object_that_cannot_be_made_is_said_with_its_first_cause(make: Make) 
 
 
 @pytest.mark.slow
-def test_handles_that_are_sent_at_once_to_a_process_that_is_busy_are_all_taken(make: Make) -> None:
-    with fleet_of(make, 1, silence=60.0) as fleet:
-        (process,) = all_up(fleet, 1)
-        handles = [fleet.put([memoryview(bytes([value]) * 3_000_000)]) for value in (1, 2, 3)]
-        pid = value_of(fleet, process, "pid")
-        os.kill(pid, signal.SIGSTOP)
-        for handle in handles:
-            fleet.call(process, "pieces", handle)
-        os.kill(pid, signal.SIGCONT)
-        assert [event.value for event in until(fleet, 3)] == [[(value, 3_000_000)] for value in (1, 2, 3)]
-
-
-@pytest.mark.slow
 def test_the_processes_and_this_one_meet(make: Make) -> None:
     with fleet_of(make, 2) as fleet:
         for _ in range(2):

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from fakes.adapted import adapted
-from fakes.shards import batch_for, llama, make_learner, make_llama, sharded, whole_state
-from oncurve.base.errors import ConfigError, LostStateError, TrainingError
+from fakes.shards import batch_for, llama, make_llama, sharded, whole_state
+from oncurve.base.errors import LostStateError, TrainingError
 from oncurve.cluster.sharding.shard_learner import ShardLearner
 from oncurve.durable import StorageError
 from oncurve.learner import LearnerConfig, LocalLearner
@@ -172,12 +171,3 @@ class Mortal(ShardLearner):
 def make_mortal(orders: Path, tokenizer: object = None, make: Any = None) -> Any:
     kind = type("Mortal", (Mortal,), {"orders": orders})
     return make_llama(make=kind)
-
-
-def test_what_is_not_built_on_shards_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"lora\.targets.*replicate"), sharded(1, make=make_full_kl):
-        pass
-
-
-def make_full_kl(tokenizer: object = None, make: type[LocalLearner] = LocalLearner) -> Any:
-    return make_learner(adapted(llama(), targets=("q_proj", "lm_head")), None, make, estimator="full")

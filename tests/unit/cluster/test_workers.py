@@ -197,11 +197,6 @@ def test_two_workers_that_are_killed_and_fail_give_the_groups_of_one_process(
     assert found == right
     assert len({tuple(row.ids for group in groups for row in group.completions) for groups in right}) == 5
     assert [one["cluster/shards_redone"] for one in measured] == [0, 1, 0, 1, 0]
-    for again, groups in zip(measured, right, strict=True):
-        assert again["cluster/tokens_redone"] in {0} | {
-            again["cluster/shards_redone"] * sum(len(row.ids) for index in shard for row in groups[index].completions)
-            for shard in rollout_shards(len(PROMPTS), 2)
-        }
     assert sum(one["cluster/workers_restarted"] for one in measured) == 2
     whole = sum(tensor.nbytes for tensor in changing_tensors(tiny_model(torch.float32)).values())
     assert measured[0]["cluster/weights_bytes"] in (whole, 2 * whole)

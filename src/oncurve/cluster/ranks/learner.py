@@ -245,9 +245,8 @@ class FleetLearner(RankedLearner):
         if event.cause == ABANDONED:
             return
         self._lost += 1
-        if not event.told or event.quarantine:
-            which = f"rank {self.members.index(event.process) + 1}" if event.process in self.members else "a rank"
-            urgent(f"oncurve: {which} was lost: {event.cause}; the run goes on to the same bits{event.consequence}")
+        which = f"rank {self.members.index(event.process) + 1}" if event.process in self.members else "a rank"
+        urgent(f"oncurve: {which} was lost: {event.cause}; the run goes on to the same bits{event.consequence}")
 
     @contextmanager
     def _whole(self) -> Iterator[None]:

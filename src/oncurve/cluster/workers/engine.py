@@ -163,7 +163,7 @@ class FleetEngine(EngineBase):
             self._say_once(f"{what}; until they can, this process decodes all shards{self._bits}")
             return None
         self._measured["cluster/weights_seconds"] += time.perf_counter() - began
-        for name in ("cluster/workers_restarted", "cluster/shards_redone", "cluster/tokens_redone"):
+        for name in ("cluster/workers_restarted", "cluster/shards_redone"):
             self._measured[name] += 0.0
         if not self._calls and not fleet.up():
             fleet.settled(self._patience)
@@ -227,7 +227,7 @@ class FleetEngine(EngineBase):
                 self._say_once(f"a worker could not decode a shard, and this process does{self._bits}: {event.value}")
                 call.rollout.own.append(call.index)
             else:
-                self._measured["cluster/tokens_redone"] += call.rollout.keep(call.index, event.value)
+                call.rollout.keep(call.index, event.value)
 
     def _again(self, rollout: Rollout, index: int) -> None:
         """A worker was lost with a shard."""
@@ -242,15 +242,13 @@ class FleetEngine(EngineBase):
     def _lost(self, event: ProcessEnded) -> None:
         self._has.pop(event.process, None)
         self._measured["cluster/workers_restarted"] += 1
-        if not event.told or event.quarantine:
-            urgent(f"oncurve: a worker was lost: {event.cause}; the run goes on{self._bits}{event.consequence}")
+        urgent(f"oncurve: a worker was lost: {event.cause}; the run goes on{self._bits}{event.consequence}")
 
     def _decode_here(self, rollout: Rollout, index: int) -> None:
         prompts, firsts = rollout.begin(index)
         with computing_threads(self._threads):
             groups = self.local.generate(prompts, rollout.draw, rollout.sampling, None, firsts)
-        if tokens := rollout.keep(index, groups):
-            self._measured["cluster/tokens_redone"] += tokens
+        rollout.keep(index, groups)
 
     @property
     def _bits(self) -> str:

@@ -60,13 +60,12 @@ class Rollout:
         shard = self._shards[index]
         return [self.prompts[i] for i in shard], [self._firsts[i] for i in shard]
 
-    def keep(self, index: int, groups: Sequence[Group]) -> int:
-        """Take the groups of a shard. Return the number of their tokens, if the shard was lost before; otherwise 0."""
+    def keep(self, index: int, groups: Sequence[Group]) -> None:
+        """Take the groups of a shard."""
         for prompt, group in zip(self._shards[index], groups, strict=True):
             self.groups[prompt] = group
             if self._on_group is not None:
                 self._on_group(prompt, group)
-        return sum(len(row.ids) for group in groups for row in group.completions) if self.losses[index] else 0
 
 
 @dataclass

@@ -21,7 +21,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from oncurve.base.closing import Closing
@@ -59,7 +59,7 @@ class Failed:
 Event = Replied | Failed | ProcessEnded
 News = Iterable[tuple[int, tuple[Any, ...]]]
 """Messages of processes, by their numbers: ("beat",), ("up", ...), ("replied", ...), ("failed", ...), and last
-("ended", cause), with a third word where the cause is told already."""
+("ended", cause)."""
 
 
 class Spawner(Protocol):
@@ -240,10 +240,9 @@ class Fleet(Closing):
             case ("failed", call, words, lost):
                 self._events.append(Failed(process, call, words, lost))
                 self._obey([] if lost else self._health.condemn(process, words))
-            case ("ended", cause, *told):
-                ended = self._health.has_ended(process, cause, now)
-                if ended is not None:
-                    self._events.append(replace(ended, told=bool(told)))
+            case ("ended", cause):
+                if (ended := self._health.has_ended(process, cause, now)) is not None:
+                    self._events.append(ended)
 
     def _obey(self, orders: Iterable[Order]) -> None:
         for order in orders:

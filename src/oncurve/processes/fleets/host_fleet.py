@@ -20,7 +20,6 @@ from typing import IO, Any
 import cloudpickle
 
 from oncurve.base.errors import ConfigError, TrainingError
-from oncurve.base.output import urgent
 from oncurve.parallel import FileMeeting
 from oncurve.processes.fleets.channel import Channel, ClosedError, Sender
 from oncurve.processes.fleets.fleet import START_SECONDS, Fleet
@@ -59,7 +58,6 @@ class _Process:
         self.handle: int | None = None
         self.closed_at: float | None = None
         self.how = ""
-        self.told = False
 
     def release(self) -> None:
         """Close what this process holds of it."""
@@ -212,13 +210,10 @@ class _HostSpawner:
         ended = self._nurseries.has_ended(self._which, nursery.bury(), self._now)
         cause = ended.cause if ended is not None else ""
         for process in self._processes.values():
-            process.told = process.told or not process.how
             process.how = process.how or f"the process that forks them was lost: {cause}"
             process.closed_at = process.closed_at or self._now
         if not self._ready:
             self.failure = self.failure or f"the process that forks them has ended: {cause}"
-        elif ended is not None:
-            urgent(f"oncurve: the process that forks others was lost: {cause}; another is started{ended.consequence}")
 
     def _said(self, number: int) -> Iterator[Message]:
         process = self._processes[number]
@@ -239,8 +234,7 @@ class _HostSpawner:
             if process.closed_at is not None and (process.how or self._now - process.closed_at > _CAUSE_SECONDS):
                 process.release()
                 del self._processes[number]
-                how = process.how or "it ended, and how is not known"
-                yield number, ("ended", how, True) if process.told else ("ended", how)
+                yield number, ("ended", process.how or "it ended, and how is not known")
 
     def _fork(self) -> None:
         """Have the nursery fork what is asked for, as far as it takes orders now: waiting for it could wait for ever,
@@ -262,16 +256,14 @@ def _recipe(make: Callable[[], Any]) -> IO[bytes]:
     """Return the object's recipe in a file without a name, which each nursery reads. Raises ConfigError: it has no
     room.
     """
-    recipe = recipe_of(make)
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(tempfile.TemporaryFile())
-        try:
-            cloudpickle.dump(recipe, file)
-            file.flush()
-        except OSError as error:
-            raise ConfigError(
-                f"cluster.kind: what its processes begin with cannot be written to {tempfile.gettempdir()}: "
-                f"{error.strerror}; make room there, or set TMPDIR to another folder"
-            ) from error
-        stack.pop_all()  # it is open until the fleet is closed
-        return file
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - open until the fleet is closed
+    try:
+        cloudpickle.dump(recipe_of(make), file)
+        file.flush()
+    except OSError as error:
+        file.close()
+        raise ConfigError(
+            f"cluster.kind: what its processes begin with cannot be written to {tempfile.gettempdir()}: "
+            f"{error.strerror}; make room there, or set TMPDIR to another folder"
+        ) from error
+    return file
