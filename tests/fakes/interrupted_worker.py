@@ -1,8 +1,8 @@
 """A worker that is ended, stopped or given other bits while it takes the weights, once for each file of orders.
 
-The orders are those of `DeadlyEngine`, its engine: `order(orders, "copying-SIGKILL")`. Buckets are taken by half first.
-At "weights" in the folder `spoilt` next to it one of its weights is no number after it has taken them, at "logprobs" one
-of its log-probs is none.
+The orders are those of `DeadlyEngine`, its engine: `order(orders, "copying-SIGKILL")`. It takes buckets by half first.
+An order "weights" in the folder `spoilt` next to it makes one of its weights no number after it has taken them, an
+order "logprobs" one of its log-probs.
 """
 
 import os
