@@ -149,10 +149,9 @@ def test_answers_that_cannot_be_used_say_what_is_wrong(orders: Path) -> None:
         with pytest.raises(TrainingError, match="does not sample from these weights"):
             served.follow(LocalWeights(model(1), 1))
         served._settings = VllmSettings(seconds=2.0)
-        for action in ("hang", "half"):
-            (orders / f"{action}-0").touch()
-            with pytest.raises(TrainingError, match=r"/inference/v1/generate did not answer within 2 seconds"):
-                served.generate(PROMPTS, draw=0)
+        (orders / "hang-0").touch()
+        with pytest.raises(TrainingError, match=r"/inference/v1/generate did not answer within 2 seconds"):
+            served.generate(PROMPTS, draw=0)
 
 
 @pytest.mark.slow

@@ -96,21 +96,6 @@ def test_a_run_that_is_killed_whole_goes_on_with_other_processes_to_the_same_bit
     compare(project / "one", out, steps)
 
 
-@pytest.mark.slow
-def test_a_run_whose_nursery_is_killed_ends_at_the_same_bits(project: Path) -> None:
-    steps = 12
-    finish("train", "recipe.toml", *HOST, f"run.steps={steps}", "--out", "one")
-    process = start("train", "recipe.toml", *HOST, f"run.steps={steps}", "cluster.learner_ranks=2", "--out", "two")
-    until_checkpoints(process, project / "two", 1)
-    for child in psutil.Process(process.pid).children():
-        if any("nursery" in word for word in child.cmdline()):
-            child.kill()
-    said, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, said
-    assert "was lost" in said
-    compare(project / "one", project / "two", steps)
-
-
 FSDP = [*HOST, "cluster.sharding=fsdp"]
 
 

@@ -5,12 +5,9 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import psutil
 import pytest
@@ -19,17 +16,11 @@ import torch
 from fakes.calls import Counted
 from fakes.killed_runs import compare, finish, kill_all, metrics_of, start, until_checkpoints
 from fakes.project import refused
-from fakes.tiny_policy import tiny_model
 from fakes.toy_cluster import toy_cluster
-from fakes.vllm_server import server_program
 from oncurve import durable
 from oncurve.base.errors import ConfigError
-from oncurve.cluster import RayCluster
-from oncurve.models import LocalWeights
 from oncurve.processes.fleets import ProcessEnded, RayFleet, ray_fleet
 from oncurve.processes.fleets.devices import Gpus
-from oncurve.rollout import InProcessEngine, Sampling
-from oncurve.types import Prompt
 
 ray_is_here = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 SETTINGS = [
@@ -247,43 +238,6 @@ sys.exit(cli.main())
     assert "Traceback" not in run.stderr
 
 
-def servers_of(project: Path) -> list[psutil.Process]:
-    """The minders whose servers are started by the program in a project."""
-    found = []
-    for one in psutil.process_iter():
-        with suppress(psutil.Error):  # it has ended, or is another user's
-            if (
-                "oncurve.processes.minder:mind" in " ".join(one.cmdline())
-                and str(project / "bin") in one.environ()["PATH"]
-            ):
-                found.append(one)
-    return found
-
-
-@ray_is_here
-@pytest.mark.slow
-def test_workers_on_ray_have_vllm_servers_and_share_no_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server_program(project / "bin")
-    monkeypatch.setenv("PATH", f"{project / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    arguments = ["train", "recipe.toml", *RAY, "model.dtype=float32", "cluster.rollout_workers=2"]
-    with toy_cluster(2) as toy:
-        process = start(*arguments, "cluster.engine=vllm", f"cluster.address={toy.address}", "--out", "out")
-        until_checkpoints(process, project / "out", 1)
-        minders = servers_of(project)
-        folders = [Path(one.cmdline()[-1]) for one in minders]
-        said, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, said
-        assert "Rollouts are sampled by 2 vLLM servers" in said
-        assert "was lost" not in said
-        assert len(minders) == 2
-        assert psutil.wait_procs(minders, timeout=60)[1] == []
-        assert not any(folder.exists() for folder in folders)
-    lines = [line for line in metrics_of(project / "out") if "policy/loss" in line]
-    assert len(lines) == 3
-    assert {line["cluster/shards_redone"] for line in lines} == {0.0}
-    assert lines[0]["policy/mismatch"] < 1e-4
-
-
 class Seeing:
     """Says which GPUs its process sees."""
 
@@ -297,7 +251,7 @@ class Seeing:
 
 @ray_is_here
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["machines_come_and_go", "gpus_for_each", "sampled_on_gpus", "a_ray_of_its_own_first"])
+@pytest.mark.parametrize("part", ["machines_come_and_go", "gpus_for_each", "a_ray_of_its_own_first"])
 def test_ray_in_a_process_that_has_had_no_other_ray(part: str) -> None:
     code = f"from integration.test_ray_runs import {part}; {part}()"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=True, timeout=400)
@@ -343,26 +297,6 @@ def gpus_for_each() -> None:
         nowhere = Gpus(("7",), ("H200",), "cpu")
         with pytest.raises(ConfigError, match="computes on GPU 7, which Ray cannot keep"):
             RayFleet(Seeing, 1, address=toy.address, gpus=nowhere, each=1)
-
-
-def sampled_on_gpus() -> None:
-    """Workers that Ray has placed sample the tokens of one process. All but CUDA itself: the device that they are moved
-    to is a processor."""
-    sampling = Sampling(group_size=3, max_new_tokens=8)
-    prompts = [Prompt(number, "", (number, 3)) for number in range(5)]
-    build = partial(InProcessEngine, sampling, seed=5)
-    model, groups = tiny_model(), []
-    with toy_cluster(3, gpus=1) as toy:
-        for workers in (0, 2):
-            cluster = RayCluster(address=toy.address, rollout_workers=workers, shard_groups=2, learner_ranks=2)
-            with (
-                mock.patch("oncurve.cluster.making.seen_by", return_value=Gpus(("0",), ("H200",), "cpu")),
-                cluster.rollout_engine(build(), build, sampling) as engine,
-            ):
-                engine.follow(LocalWeights(model, 0))
-                groups.append(engine.generate(prompts, 0))
-                assert engine.measured().get("cluster/workers_alive", 0.0) == workers
-    assert groups[0] == groups[1]
 
 
 def a_ray_of_its_own_first() -> None:

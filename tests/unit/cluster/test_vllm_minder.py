@@ -46,16 +46,6 @@ def gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_close_ends_the_server_and_what_it_has_started_and_removes_the_folder() -> None:
-    minder = Minder({})
-    engine = start_with_an_engine(minder)
-    assert minder.ending() == ""
-    minder.close()
-    until(lambda: gone(engine))
-    assert not minder.folder.exists()
-    minder.close()
-
-
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_worker_that_is_killed_leaves_nothing(stopped: bool) -> None:
     code = (
