@@ -30,8 +30,8 @@ from oncurve.cluster.sharding.adapter_rows import AdapterRows
 from oncurve.cluster.sharding.connection import gathered
 from oncurve.cluster.sharding.divided import Divided, Division, local, on_meta, replace_parameters
 from oncurve.cluster.sharding.exchange import waited
-from oncurve.cluster.sharding.sharded_files import load_part, rows_of, save_part
-from oncurve.durable import LazyTensors
+from oncurve.cluster.sharding.sharded_files import file_of, load_part, rows_of
+from oncurve.durable import LazyTensors, save_tensors
 from oncurve.learner import (
     Accumulated,
     KnownByHash,
@@ -258,7 +258,7 @@ class ShardLearner(LocalLearner):
         """
         moved = self.reference if self.reference is not None and self.reference.version else None
         reference = {} if moved is None else {f"reference.{name}": rows for name, rows in moved.state().items()}
-        save_part(folder, self.rank, self.size, self._stored() | reference)
+        save_tensors(folder / file_of(self.rank, self.size), self._stored() | reference)
         return {
             "reference": 0 if moved is None else moved.version,
             "steps": self.optimizer.steps,

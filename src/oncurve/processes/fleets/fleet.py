@@ -48,12 +48,11 @@ class Replied:
 
 @dataclass(frozen=True)
 class Failed:
-    """Call `number` of `process` has raised. `lost`: only because another process was lost; its object is unharmed."""
+    """Call `number` of `process` has raised. It ends, unless that was only because another process was lost."""
 
     process: int
     number: int
     message: str
-    lost: bool
 
 
 Event = Replied | Failed | ProcessEnded
@@ -67,9 +66,6 @@ class Spawner(Protocol):
 
     All but `wait` and `put` is called under the fleet's lock, and returns at once.
     """
-
-    gone: TrainingError | None
-    """Why no process can be reached any more."""
 
     @property
     def failure(self) -> str | None:
@@ -161,7 +157,7 @@ class Fleet(Closing):
             return self._health.up
 
     def _is_settled(self) -> bool:
-        failed = self._spawner.failure is not None or self._gone is not None
+        failed = self._spawner.failure is not None or self._failed is not None
         return failed or not self._spawner.soon(self._health.starting)
 
     @property
@@ -193,7 +189,7 @@ class Fleet(Closing):
     def wait(self, seconds: float) -> list[Event]:
         """Return what has happened since the last call, in order; after so many `seconds` perhaps nothing."""
         with self._changed:
-            self._changed.wait_for(lambda: self._events or self._gone is not None, seconds)
+            self._changed.wait_for(lambda: self._events or self._failed is not None, seconds)
             self._require()
             found = list(self._events)
             self._events.clear()
@@ -238,7 +234,7 @@ class Fleet(Closing):
             case ("replied", call, value):
                 self._events.append(Replied(process, call, value))
             case ("failed", call, words, lost):
-                self._events.append(Failed(process, call, words, lost))
+                self._events.append(Failed(process, call, words))
                 self._obey([] if lost else self._health.condemn(process, words))
             case ("ended", cause):
                 if (ended := self._health.has_ended(process, cause, now)) is not None:
@@ -257,13 +253,9 @@ class Fleet(Closing):
             self._failed = TrainingError(f"the other processes cannot be served any more: {in_a_line(error)}")
             self._changed.notify_all()
 
-    @property
-    def _gone(self) -> TrainingError | None:
-        return self._failed or self._spawner.gone
-
     def _require(self) -> None:
-        if (gone := self._gone) is not None:
-            raise gone
+        if self._failed is not None:
+            raise self._failed
 
 
 def _serve(reference: weakref.ref[Fleet], over: threading.Event) -> None:

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import cloudpickle
 
-from oncurve.base.errors import ConfigError, TrainingError
+from oncurve.base.errors import ConfigError
 from oncurve.parallel import FileMeeting
 from oncurve.processes.fleets.channel import Channel, ClosedError, Sender
 from oncurve.processes.fleets.fleet import START_SECONDS, Fleet
@@ -73,15 +73,12 @@ class _Process:
 class _HostSpawner:
     """The nursery, its processes, and the sockets to them. Where the nursery ends it is replaced, as `Health` says."""
 
-    gone: TrainingError | None = None
-
     def __init__(self, make: Callable[[], Any], silence_seconds: float, gpus: Sequence[str]) -> None:
         self._recipe, self._gpus = _recipe(make), gpus
         self._nurseries, self._nursery = Health(1, silence_seconds, START_SECONDS), list[HostNursery]()
         self._which = -1
         self._processes: dict[int, _Process] = {}
         self._asked: dict[int, int] = {}  # processes to be forked, and their places
-        self._unborn: list[Message] = []
         self.failure: str | None = None
         self._folder = Path(tempfile.gettempdir()) / f"oncurve-ranks-{secrets.token_hex(8)}"
         self._meetings = 0
@@ -114,10 +111,7 @@ class _HostSpawner:
 
     def kill(self, number: int) -> None:
         """End a process at once, or do not fork it."""
-        if number in self._asked:
-            del self._asked[number]
-            self._unborn.append((number, ("ended", "it was not forked")))
-        elif (process := self._processes.get(number)) is not None:
+        if (process := self._processes.get(number)) is not None:
             if process.handle is not None:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(process.handle, signal.SIGKILL)
@@ -147,8 +141,6 @@ class _HostSpawner:
         yield from self._buried()
         self._order_nursery()
         self._fork()
-        yield from self._unborn
-        self._unborn.clear()
 
     def put(self, pieces: Iterable[memoryview]) -> SharedBytes:
         """Return a handle of these bytes in shared memory. Raises OSError: there is no room for them."""
@@ -181,11 +173,7 @@ class _HostSpawner:
         for order in self._nurseries.orders(self._now) if self.failure is None and not self._over else []:
             if isinstance(order, Start):
                 self._which = order.process
-                try:
-                    self._nursery.append(HostNursery(self._recipe, self._folder, bool(self._gpus)))
-                except OSError as error:
-                    self._nurseries.has_ended(self._which, str(error), self._now)
-                    self.failure = None if self._ready else f"the process that forks them cannot be started: {error}"
+                self._nursery.append(HostNursery(self._recipe, self._folder, bool(self._gpus)))
             else:
                 self._nursery[0].kill()
 
@@ -245,10 +233,8 @@ class _HostSpawner:
                 self._processes[number] = _Process(
                     self._nursery[0].fork(number, self._gpus[place] if self._gpus else "")
                 )
-            except BlockingIOError:
+            except (BlockingIOError, ConnectionError):  # it has enough to do for now, or has ended
                 return
-            except OSError as error:
-                self._unborn.append((number, ("ended", f"it could not be forked: {error}")))
             del self._asked[number]
 
 

@@ -69,7 +69,7 @@ class HostNursery:
     def fork(self, number: int, gpus: str = "") -> socket.socket:
         """Return this end of the connection to a process that is to be forked, and to see these `gpus`.
 
-        Raises BlockingIOError: it has enough to do for now. OSError: the nursery has ended.
+        Raises BlockingIOError: it has enough to do for now. ConnectionError: the nursery has ended.
         """
         ours, theirs = socket.socketpair()
         with theirs:

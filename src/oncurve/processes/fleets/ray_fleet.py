@@ -22,19 +22,15 @@ from typing import Any
 
 import cloudpickle
 
-from oncurve.base.errors import TrainingError
 from oncurve.base.output import urgent
 from oncurve.parallel import LostRankError, NetworkMeeting, serve_meetings
 from oncurve.processes.fleets.channel import Frames, framed
 from oncurve.processes.fleets.devices import Gpus
 from oncurve.processes.fleets.fleet import Fleet
 from oncurve.processes.fleets.keeper import cause_of, keeper_class
-from oncurve.processes.fleets.ray_session import SESSION, Head
+from oncurve.processes.fleets.ray_session import SESSION
 from oncurve.processes.fleets.recipe import recipe_of
 from oncurve.processes.shared import StoredBytes
-
-HEAD_SECONDS = 20.0
-"""Without the first machine of a Ray cluster for so long, the run ends."""
 
 ROOM_SECONDS = 30.0
 """A place for which Ray has found no machine after so long is not waited for; it is used when there is one."""
@@ -100,31 +96,26 @@ class _RaySpawner:
         gpu = gpus.names[0] if gpus is not None and gpus.device == "cuda" and each else ""
         recipe = cloudpickle.dumps(recipe_of(make, gpu))
         ray = SESSION.use(address, len(recipe))
-        self._ray, self._own, self._head = ray, not address, Head(address)
+        self._ray, self._own = ray, not address
         self._processes: dict[int, _Keeper] = {}
         self._inbox: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._meetings = 0
         self._unmade: str | None = None
-        self.gone: TrainingError | None = None
         self._server: Any = None
         self._any_up = self._said_full = False
         self._now = 0.0
         environment = {key: value for key, value in os.environ.items() if key.startswith(_ENVIRONMENT)}
-        try:
-            if gpus is not None:
-                SESSION.keep_gpu(gpus.entries[0])
-            stored = ray.put(recipe)
-            actor = ray.remote(
-                num_cpus=0 if self._own else threads,
-                num_gpus=0 if gpus is None else each,
-                max_restarts=0,
-                max_task_retries=0,
-                scheduling_strategy="SPREAD",
-                concurrency_groups={"listening": 1},
-            )(keeper_class())
-        except BaseException:
-            SESSION.leave()
-            raise
+        if gpus is not None:
+            SESSION.keep_gpu(gpus.entries[0])
+        stored = ray.put(recipe)
+        actor = ray.remote(
+            num_cpus=0 if self._own else threads,
+            num_gpus=0 if gpus is None else each,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+            concurrency_groups={"listening": 1},
+        )(keeper_class())
         self._hire = functools.partial(actor.remote, _TARGET, str(Path(__file__).parents[3]), stored, environment)
 
     @property
@@ -175,18 +166,12 @@ class _RaySpawner:
             self._discharge(kept)
 
     def wait(self, seconds: float) -> list[tuple[int, Any]]:
-        """Wait for answers of keepers; look whether Ray's first machine is there."""
+        """Wait for answers of keepers."""
         arrived = []
         with contextlib.suppress(Empty):
             arrived.append(self._inbox.get(timeout=seconds))
             while True:
                 arrived.append(self._inbox.get_nowait())
-        if self.gone is None and self._head.silence() > HEAD_SECONDS:
-            self.gone = TrainingError(
-                f"the Ray cluster at {self._head.address} has ended: its first machine has not answered for "
-                f"{HEAD_SECONDS:g} seconds. The run goes on with `oncurve resume` and its folder, with the "
-                "cluster.address of another Ray, or with cluster.kind=host"
-            )
         return arrived
 
     def news(self, ready: list[tuple[int, Any]], now: float) -> Iterator[Message]:
@@ -232,7 +217,6 @@ class _RaySpawner:
             self._discharge(kept)
         self._processes.clear()
         self._server = None
-        SESSION.leave()
 
     def _heard(self, number: int, kept: _Keeper, future: Any) -> Iterator[Message]:
         """Return a keeper has answered, with bytes or with an error."""

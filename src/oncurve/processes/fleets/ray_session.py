@@ -2,8 +2,8 @@
 oncurve imports no Ray.
 
 Without an address a Ray of this process is started: without a dashboard, without usage reports, and open only with the
-token that its processes inherit. It ends with this process, however that ends, and other fleets use it until then: Ray
-forks its processes, and in one that has had a Ray before, with its threads, a fork may wait for ever.
+token that its processes inherit. It ends with this process, however that ends. A process uses one Ray: Ray forks its
+processes, and in one that has had a Ray before, with its threads, a fork may wait for ever.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ TAKE_SECONDS = 60.0
 """In which a GPU that is free is found among those of this machine."""
 
 _PROBE_SECONDS = 10.0
-_ASK_SECONDS = 2.0
 _START_SECONDS = 100.0
 _CONNECT_SECONDS = 180.0
 _SHUTDOWN_SECONDS = 30.0
@@ -38,70 +37,46 @@ _TURN_SECONDS = 60.0
 _OBJECT_STORE_BYTES = 512 * 2**20
 
 
-_PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "86400"}
-"""Ray itself would end this process a minute after the first machine, without a word of the run."""
-
-
 class _Session:
-    """The process's connection to Ray, shared by its fleets: made with the first. To a Ray at an address it ends with
-    the last."""
+    """The process's connection to Ray, shared by its fleets: made with the first, and kept until the process ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._users = 0
-        self._own = False
         self._held: _RayThread | None = None
+        self._address: str | None = None
         self._token = ""
         self._ray: Any = None
-        self._held_gpus: dict[str, Any] = {}
+        self._gpus = dict[str, Any]()
 
     def use(self, address: str, nbytes: int) -> Any:
         """Return the module `ray`, connected. `nbytes`: of the largest object of a Ray that is started here. Raises
         ConfigError."""
         with self._lock:
-            if self._users == 0:
-                if address and self._token:
-                    raise ConfigError(
-                        "cluster.address: this process has started a Ray of its own before, whose token Ray keeps, so "
-                        f"the one at {address} cannot answer it; use it from a new process, or leave the address out"
-                    )
-                if address:
-                    self._end()
-                with _environment(_PATIENCE if address else self._of_own_ray()):
-                    self._ray = _imported()
-                    if not self._ray.is_initialized():  # the program may have a Ray of its own
-                        self._connect(address, nbytes)
-            self._users += 1
+            if self._address not in (None, address):
+                raise ConfigError(
+                    f"cluster.address: this process uses the Ray at {self._address or 'an address of its own'} already; "
+                    "use another one from a new process"
+                )
+            with _environment({} if address else self._of_own_ray()):
+                self._ray = _imported()
+                if not self._ray.is_initialized():  # the program may have a Ray of its own
+                    self._connect(address, nbytes)
+            self._address = address
             return self._ray
 
     def keep_gpu(self, entry: str) -> None:
-        """Have Ray give this process's GPU to no other as long as there are fleets. Raises ConfigError (`take_gpu`)."""
+        """Have Ray give this process's GPU to no other until the process ends. Raises ConfigError (`take_gpu`)."""
         with self._lock:
-            if entry not in self._held_gpus:
-                self._held_gpus[entry] = take_gpu(self._ray, entry)
-
-    def leave(self) -> None:
-        """One fleet fewer."""
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                for holder in self._held_gpus.values():
-                    with contextlib.suppress(Exception):  # it has ended, or Ray has
-                        self._ray.kill(holder, no_restart=True)
-                self._held_gpus.clear()
-            if self._users == 0 and not self._own:
-                self._end()
+            if entry not in self._gpus:
+                self._gpus[entry] = take_gpu(self._ray, entry)
 
     def end(self) -> None:
-        """End a Ray of this process that no fleet uses. Twice is allowed."""
+        """End a Ray of this process, or the connection to one."""
         with self._lock:
-            if self._users == 0:
-                self._end()
-
-    def _end(self) -> None:
-        if self._held is not None:
-            self._held.leave()
-        self._held, self._own = None, False
+            if self._held is not None:
+                self._held.leave()
+            self._held = self._address = None
+            self._gpus.clear()
 
     def _of_own_ray(self) -> dict[str, str]:
         """Return the variables under which Ray is imported and started here: its library reads them when it is
@@ -133,7 +108,6 @@ class _Session:
         except Exception as error:
             what = f"Ray at {address} cannot be used" if address else "Ray cannot be started on this machine"
             raise ConfigError(f"cluster.address: {what}: {_first_line(error)}") from error
-        self._own = not address
         with contextlib.suppress(ImportError, AttributeError):
             from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
@@ -157,34 +131,11 @@ def missing() -> str:
     return "cluster.kind: \"ray\" needs Ray; install it with: pip install 'oncurve[cluster]'"
 
 
-class Head:
-    """The first machine of the Ray cluster at `address`: without it no process of the cluster can be reached for long.
-    Of a Ray of this process (""), which ends with it, nothing is asked."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._asked = self._answered = time.monotonic()
-
-    def silence(self) -> float:
-        """Return seconds for which it has not answered; it is asked every few seconds."""
-        now = time.monotonic()
-        if self.address and now - self._asked > _ASK_SECONDS:
-            self._asked = now
-            with contextlib.suppress(OSError):
-                _connect(self.address, _ASK_SECONDS)
-                self._answered = time.monotonic()
-        return self._asked - self._answered
-
-
-def _connect(address: str, seconds: float) -> None:
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), seconds).close()
-
-
 def check_address(address: str) -> None:
     """Raises ConfigError: nothing listens at `address`."""
+    host, _, port = address.rpartition(":")
     try:
-        _connect(address, _PROBE_SECONDS)
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS).close()
     except OSError as error:
         raise ConfigError(
             f"cluster.address: no Ray answers at {address}: {error}; start one there (`ray start --head`), correct the "
@@ -254,13 +205,20 @@ def take_gpu(ray: Any, entry: str, seconds: float = TAKE_SECONDS) -> Any:
     """
     strategies = ray.util.scheduling_strategies
     here = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    holder = ray.remote(num_cpus=0, num_gpus=1, max_restarts=0, scheduling_strategy=here)(_holder_class())
+
+    class Holder:  # here, so that Ray sends it by value: its process imports nothing of oncurve
+        def card(self, variable: str) -> str:
+            import os
+
+            return os.environ.get(variable, "")
+
+    holder = ray.remote(num_cpus=0, num_gpus=1, max_restarts=0, scheduling_strategy=here)(Holder)
     others, found, until = [], None, time.monotonic() + seconds
     try:
         while found is None:
-            taken = holder.remote(VISIBLE)
+            taken = holder.remote()
             others.append(taken)
-            if ray.get(taken.card.remote(), timeout=max(0.1, until - time.monotonic())) == entry:
+            if ray.get(taken.card.remote(VISIBLE), timeout=max(0.1, until - time.monotonic())) == entry:
                 found = others.pop()
     except ray.exceptions.RayError as error:
         raise ConfigError(
@@ -273,20 +231,3 @@ def take_gpu(ray: Any, entry: str, seconds: float = TAKE_SECONDS) -> Any:
             with contextlib.suppress(Exception):  # it has ended
                 ray.kill(other, no_restart=True)
     return found
-
-
-def _holder_class() -> type:
-    """Defined here so that Ray sends it by value: its process imports nothing of oncurve."""
-
-    class Holder:
-        """Has a GPU and leaves it alone."""
-
-        def __init__(self, variable: str) -> None:
-            self.variable = variable
-
-        def card(self) -> str:
-            import os
-
-            return os.environ.get(self.variable, "")
-
-    return Holder
