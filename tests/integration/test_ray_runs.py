@@ -282,6 +282,6 @@ def a_ray_of_its_own_first() -> None:
         assert len(fleet.settled(120.0)) == 1
     with (
         toy_cluster(1) as toy,
-        pytest.raises(ConfigError, match="this process uses the Ray at an address of its own already"),
+        pytest.raises(ConfigError, match="uses a Ray of its own already"),
     ):
         RayFleet(Seeing, 1, address=toy.address)

@@ -94,6 +94,7 @@ class Minder:
         self._process.send_signal(END)
         if reap(self._process, _END_SECONDS) is None:
             self._process.kill()  # the server ends with it
+        self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -54,7 +54,7 @@ class _Session:
         with self._lock:
             if self._address not in (None, address):
                 raise ConfigError(
-                    f"cluster.address: this process uses the Ray at {self._address or 'an address of its own'} already; "
+                    f"cluster.address: this process uses {self._address or 'a Ray of its own'} already; "
                     "use another one from a new process"
                 )
             with _environment({} if address else self._of_own_ray()):
