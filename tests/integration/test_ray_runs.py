@@ -238,7 +238,7 @@ def test_ray_in_a_process_that_has_had_no_other_ray(part: str) -> None:
 def machines_come_and_go() -> None:
     """Places without a machine wait, and a machine that dies is named."""
     ray_fleet.ROOM_SECONDS = 5.0
-    with toy_cluster(2) as toy, RayFleet(Counted, 3, 20.0, toy.address) as fleet:
+    with toy_cluster(2) as toy, RayFleet(Counted, 3, address=toy.address) as fleet:
         for order, count in (("", 2), ("add", 3)):
             if order:
                 toy.tell(order)

@@ -68,4 +68,5 @@ class RayCluster(ProcessCluster):
     def fleet(self, make: Callable[[], Any], places: int, part: Part, gpus: Gpus | None = None) -> Fleet:
         """Return `places` processes on the cluster's machines."""
         each = self.rollout_gpus if part == "workers" else 1
-        return RayFleet(make, places, self.silence_seconds, self.address, self.threads_per_process, gpus, each)
+        settings = {"address": self.address, "threads": self.threads_per_process, "gpus": gpus, "each": each}
+        return RayFleet(make, places, self.silence_seconds, **settings)

@@ -23,6 +23,7 @@ class RankedLearner:
 
     members       the processes of ranks 1, 2, ...
     ended         the causes of processes that have ended, in their order
+    answers       to calls, by their numbers, until they are asked for
     wait_seconds  how long a rank is waited for
     """
 
@@ -31,7 +32,7 @@ class RankedLearner:
     def __init__(self, fleet: Fleet | None, wait_seconds: float) -> None:
         self.fleet, self.wait_seconds = fleet, wait_seconds
         self.members, self.ended = list[int](), dict[int, str]()
-        self._answers = dict[int, Replied | Failed]()
+        self.answers = dict[int, Replied | Failed]()
         self.waited = 0.0
 
     @property
@@ -53,7 +54,7 @@ class RankedLearner:
         """Return the value of a call. Raises LostRankError: the member has ended or failed, or does not answer."""
         began = time.monotonic()
         until = began + self.wait_seconds if deadline is None else deadline
-        while call not in self._answers:
+        while call not in self.answers:
             left = until - time.monotonic()
             if self.is_lost(member):
                 raise LostRankError("a rank has ended")
@@ -63,7 +64,7 @@ class RankedLearner:
                 )
             self.hear(min(left, _TURN_SECONDS))
         self.waited += time.monotonic() - began
-        answer = self._answers.pop(call)
+        answer = self.answers.pop(call)
         if isinstance(answer, Failed):
             raise LostRankError(answer.message)
         return answer.value
@@ -76,7 +77,7 @@ class RankedLearner:
                 self.ended[event.process] = event.cause
                 self.has_ended(event)
             else:
-                self._answers[event.number] = event
+                self.answers[event.number] = event
 
     def is_lost(self, member: int) -> bool:
         """Return whether nothing that a rank is asked for can come any more."""
@@ -84,10 +85,6 @@ class RankedLearner:
 
     def has_ended(self, event: ProcessEnded) -> None:
         """Act on the end of a process."""
-
-    def forget_answers(self) -> None:
-        """Drop the answers of calls that were given up."""
-        self._answers.clear()
 
 
 def joined(batch: TrainBatch, parts: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -237,7 +237,7 @@ class FleetLearner(RankedLearner):
             except LostRankError:
                 self.fleet.kill(member, f"it did not leave a lost update within {_ANSWER_SECONDS:g} seconds")
         self._world, self.members = ALONE, []
-        self.forget_answers()
+        self.answers.clear()  # of calls that were given up
 
     def has_ended(self, event: ProcessEnded) -> None:
         """Tell of a rank that was lost."""

@@ -77,11 +77,8 @@ class VllmServer:
 
     def longest_row(self) -> int | None:
         """Return the most tokens of a prompt with its completion that the server takes; None: it does not say."""
-        answer = self._ask("GET", "/v1/models", None, _SHORT_SECONDS)
-        try:
-            return int(answer["data"][0]["max_model_len"])
-        except (KeyError, IndexError, TypeError, ValueError):
-            return None
+        found: int | None = self._ask("GET", "/v1/models", None, _SHORT_SECONDS)["data"][0].get("max_model_len")
+        return found
 
     def update(self, folder: Path, version: str, seconds: float) -> None:
         """Replace the weights by those in `folder`, under the name `version`."""

@@ -157,7 +157,7 @@ class FleetEngine(EngineBase):
             return None
         began = time.perf_counter()
         try:
-            snapshot.handle = snapshot.handle or fleet.put(snapshot.buckets())
+            snapshot.handle = snapshot.handle or fleet.put(snapshot.pieces())
         except OSError as error:
             what = f"the weights cannot be given to the workers: {error}"
             self._say_once(f"{what}; until they can, this process decodes all shards{self._bits}")

@@ -1,8 +1,8 @@
 """The weights that a worker samples from: one whole version, checked by its digest.
 
     snapshot = Snapshot(model, version=3)           in the process that trains: nothing is copied
-    handle = fleet.put(snapshot.buckets())          one copy per machine, whatever the number of workers
-    take(model, buckets)                            in the worker, with what the handle has become
+    handle = fleet.put(snapshot.pieces())          one copy per machine, whatever the number of workers
+    take(model, pieces)                             in the worker, with what the handle has become
     digest_of(model) == snapshot.digest             then the worker has the whole version
 
 The tensors have the module's own names and bits, not those of a Hugging Face file: an adapter merged into its base
@@ -23,7 +23,6 @@ from torch import Tensor
 
 from oncurve.base.errors import ConfigError
 from oncurve.models import CausalModel, changing_tensors
-from oncurve.parallel import BUCKET_BYTES
 
 
 class Snapshot:
@@ -52,43 +51,19 @@ class Snapshot:
         """The size of all tensors."""
         return sum(tensor.nbytes for tensor in changing_tensors(self.model).values())
 
-    def buckets(self, nbytes: int = BUCKET_BYTES) -> Iterator[memoryview]:
-        """Return the bytes of all tensors, one after another, in pieces of `nbytes` and a last one that may be shorter.
-
-        A piece is overwritten when the next one is asked for.
-        """
-        bucket, filled = np.empty(min(nbytes, self.nbytes), dtype=np.uint8), 0
+    def pieces(self) -> Iterator[memoryview]:
+        """Return the bytes of each tensor."""
         for tensor in changing_tensors(self.model).values():
-            data = _bytes_of(tensor)
-            while data.size:
-                part = data[: bucket.size - filled]
-                bucket[filled : filled + part.size] = part
-                data, filled = data[part.size :], filled + part.size
-                if filled == bucket.size:
-                    yield bucket.data
-                    filled = 0
-        if filled:
-            yield bucket[:filled].data
+            yield _bytes_of(tensor).data
 
 
-def take(model: CausalModel, buckets: Sequence[memoryview]) -> None:
-    """Write the buckets of a snapshot into the model's tensors. Raises RuntimeError: they are not of this model."""
-    tensors = changing_tensors(model).values()
-    need, have = sum(tensor.nbytes for tensor in tensors), sum(len(bucket) for bucket in buckets)
-    if need != have:
-        raise RuntimeError(f"the weights have {need} bytes, and {have} have come")
-    rest = iter(buckets)
-    source = np.empty(0, dtype=np.uint8)
-    for tensor in tensors:
-        whole = target = _bytes_of(tensor)
-        while target.size:
-            if not source.size:
-                source = np.frombuffer(next(rest), dtype=np.uint8)
-            count = min(target.size, source.size)
-            target[:count] = source[:count]
-            target, source = target[count:], source[count:]
+def take(model: CausalModel, pieces: Sequence[memoryview]) -> None:
+    """Write the pieces of a snapshot into the model's tensors. Raises ValueError: they are not of this model."""
+    for tensor, piece in zip(changing_tensors(model).values(), pieces, strict=True):
+        target = _bytes_of(tensor)
+        target[:] = np.frombuffer(piece, dtype=np.uint8)
         if tensor.device.type != "cpu":
-            tensor.view(-1).view(torch.uint8).copy_(torch.from_numpy(whole))
+            tensor.view(-1).view(torch.uint8).copy_(torch.from_numpy(target))
 
 
 def digest_of(model: CausalModel) -> str:

@@ -39,9 +39,9 @@ class Worker:
         torch.set_num_threads(self._threads)
         self.model.module.to(self._device)
 
-    def take(self, version: int, digest: str, buckets: Sequence[memoryview]) -> None:
+    def take(self, version: int, digest: str, pieces: Sequence[memoryview]) -> None:
         """Sample from these weights from now on. Raises TrainingError: they are not the version's, bit for bit."""
-        take(self.model, buckets)
+        take(self.model, pieces)
         found = digest_of(self.model)
         if found != digest:
             raise TrainingError(f"the weights of version {version} have digest {found}, and should have {digest}")

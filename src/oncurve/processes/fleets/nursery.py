@@ -128,7 +128,7 @@ def main(descriptor: str, folder: str) -> NoReturn:
     unblock()
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     try:
-        made = made_here(same_machine=True)
+        made = made_here()
     except BaseException as error:
         _tell(end, "failed", explained(error))
         os._exit(1)

@@ -58,17 +58,8 @@ class RayFleet(Fleet):
     Raises ConfigError: Ray is not installed, or does not answer at `address`.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        places: int,
-        silence_seconds: float = 20.0,
-        address: str = "",
-        threads: int = 1,
-        gpus: Gpus | None = None,
-        each: int = 0,
-    ) -> None:
-        super().__init__(_RaySpawner(make, address, threads, gpus, each), places, silence_seconds)
+    def __init__(self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0, **settings: Any) -> None:
+        super().__init__(_RaySpawner(make, **settings), places, silence_seconds)
 
 
 @dataclass
@@ -92,7 +83,9 @@ class _RaySpawner:
 
     quarantined = False
 
-    def __init__(self, make: Callable[[], Any], address: str, threads: int, gpus: Gpus | None, each: int) -> None:
+    def __init__(
+        self, make: Callable[[], Any], address: str = "", threads: int = 1, gpus: Gpus | None = None, each: int = 0
+    ) -> None:
         gpu = gpus.names[0] if gpus is not None and gpus.device == "cuda" and each else ""
         recipe = cloudpickle.dumps(recipe_of(make, gpu))
         ray = SESSION.use(address, len(recipe))

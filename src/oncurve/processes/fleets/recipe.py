@@ -6,6 +6,7 @@ Another machine may have none of this one's files but the packages.
 from __future__ import annotations
 
 import importlib.util
+import os
 import socket
 import sys
 import tempfile
@@ -33,14 +34,11 @@ def recipe_of(make: Callable[[], Any], gpu: str = "") -> dict[str, Any]:
     return {"path": path, "files": files, "versions": versions, "make": pickled(make)}
 
 
-def made_here(same_machine: bool = False) -> Any:
+def made_here() -> Any:
     """Return the object of the recipe on standard input. Raises ConfigError: this machine has other versions."""
     torch.set_num_threads(1)  # threads do not survive a fork
     recipe = cloudpickle.load(sys.stdin.buffer)
-    if same_machine:
-        sys.path[:] = recipe["path"]
-    else:
-        sys.path += [entry for entry in recipe["path"] if entry not in sys.path and Path(entry).exists()]
+    sys.path[:] = dict.fromkeys([*filter(os.path.exists, recipe["path"]), *sys.path])
     here = _versions() | ({"GPU": _gpu()} if "GPU" in recipe["versions"] else {})
     other = ", ".join(
         f"{name} {here[name]}, and the run has {expected}"
