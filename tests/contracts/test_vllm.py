@@ -19,7 +19,7 @@ import torch
 from fakes.vllm_server import server_program, tiny_llama as model
 from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.cluster import FleetEngine, HostCluster
-from oncurve.cluster.vllm.engine import VllmEngine, VllmSettings
+from oncurve.cluster.vllm.engine import VllmEngine
 from oncurve.cluster.vllm.server import VllmServer
 from oncurve.models import CausalModel, LocalWeights
 from oncurve.rollout import InProcessEngine, Sampling
@@ -48,7 +48,7 @@ def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def engine(seconds: float, *more: str) -> Iterator[VllmEngine]:
-    found = VllmEngine(VllmSettings(arguments=(*ARGUMENTS, *more), seconds=seconds), SAMPLING, eos_ids=EOS, seed=5)
+    found = VllmEngine(SAMPLING, eos_ids=EOS, seed=5, arguments=(*ARGUMENTS, *more), seconds=seconds)
     try:
         yield found
     finally:
@@ -70,7 +70,7 @@ def assert_only_the_key_opens(server: VllmServer) -> None:
     """The routes of vLLM's own key, those that control the server and those that anyone may read; and no other process
     can read the key."""
     for route in ("/inference/v1/generate", "/v1/models", "/collective_rpc", "/pause", "/health", "/metrics"):
-        for key in ("", "guessed"):
+        for key in ("none", "guessed"):
             assert VllmServer(server.address, key, server._minder).answer("POST", route, None, 60.0)[0] == 401
     (key,) = {server._headers["Authorization"].removeprefix("Bearer ")}
     words = [one.cmdline() for one in psutil.Process().children(recursive=True)]
@@ -82,7 +82,7 @@ def test_as_many_rows_as_the_settings_say_are_asked_for_at_a_time(monkeypatch: p
     """A barrier opens only if so many requests wait at it; of one more it would have two rounds."""
     for groups, size, most, requests in ((100, 1, 100, 100), (4, 4, 8, 2), (2, 8, 3, 1)):
         at_a_time, counts = threading.Barrier(requests, timeout=60.0), []
-        served = VllmEngine(VllmSettings(), Sampling(group_size=size, max_new_tokens=1, max_concurrent=most))
+        served = VllmEngine(Sampling(group_size=size, max_new_tokens=1, max_concurrent=most))
         served._model = model()
 
         def ask(*asked: Any, barrier: Any = at_a_time, counts: list[int] = counts) -> Any:
@@ -148,7 +148,7 @@ def test_answers_that_cannot_be_used_say_what_is_wrong(orders: Path) -> None:
         (orders / "stale-0").touch()
         with pytest.raises(TrainingError, match="does not sample from these weights"):
             served.follow(LocalWeights(model(1), 1))
-        served._settings = VllmSettings(seconds=2.0)
+        served._seconds = 2.0
         (orders / "hang-0").touch()
         with pytest.raises(TrainingError, match=r"/inference/v1/generate did not answer within 2 seconds"):
             served.generate(PROMPTS, draw=0)

@@ -15,7 +15,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.cluster.facts import ClusterFacts, sentences_of
 from oncurve.cluster.keys import ProcessSettings
 from oncurve.cluster.ranks import FleetLearner, Rank
-from oncurve.cluster.vllm import VllmEngine, VllmSettings, vllm_program
+from oncurve.cluster.vllm import VllmEngine, vllm_program
 from oncurve.cluster.workers import FleetEngine, Worker
 from oncurve.learner import Learner, LocalLearner
 from oncurve.models import CausalModel, module_device
@@ -130,7 +130,7 @@ class ProcessCluster(ProcessSettings):
             make = build
             if self.served:
                 servers = self._servers(model, gpus, needed)
-                make = partial(VllmEngine, servers, sampling, tokenizer, tuple(eos_ids), seed)
+                make = partial(VllmEngine, sampling, tokenizer, tuple(eos_ids), seed, **servers)
             worker = partial(Worker, model, make, self.worker_threads, device)
             return self.fleet(worker, self.rollout_workers, "workers", gpus)
 
@@ -145,13 +145,14 @@ class ProcessCluster(ProcessSettings):
             served=self.served,
         )
 
-    def _servers(self, model: CausalModel, gpus: Gpus | None, needed: Callable[[], float]) -> VllmSettings:
+    def _servers(self, model: CausalModel, gpus: Gpus | None, needed: Callable[[], float]) -> dict[str, Any]:
         """Return the settings of the workers' vLLM servers."""
         arguments = self.vllm_arguments
         if gpus is not None and not self.rollout_gpus:  # on the learner's card
             share = memory_share(*torch.cuda.mem_get_info(module_device(model.module)), needed(), self.rollout_workers)
             arguments = ("--gpu-memory-utilization", f"{share:.2f}", *arguments)
-        return VllmSettings(arguments, self.wait_seconds, max(1, self.rollout_gpus) if gpus is not None else 1)
+        count = max(1, self.rollout_gpus) if gpus is not None else 1
+        return {"arguments": arguments, "seconds": self.wait_seconds, "gpus": count}
 
     @property
     def facts(self) -> ClusterFacts:

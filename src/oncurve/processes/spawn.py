@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -83,6 +83,21 @@ def ending(child: subprocess.Popen[bytes], seconds: float = 5.0) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):  # this process ends before it, then
             child.wait(seconds)
         return "it closed its connection and did not end"
+
+
+@contextlib.contextmanager
+def environment_of(variables: Mapping[str, str]) -> Iterator[None]:
+    """Within: these variables are set. The processes that are started meanwhile keep them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def end_with(parent: int, number: int = signal.SIGKILL) -> None:

@@ -102,7 +102,7 @@ def test_a_server_takes_a_share_of_the_card_where_it_is_the_learners(
     own = ("--max-model-len", "64")
     cluster = HostCluster(engine="vllm", rollout_workers=2, rollout_gpus=each, vllm_arguments=own)
     settings = cluster._servers(tiny_llama(0), gpus(3), lambda: 32e9)
-    assert settings.arguments == ((("--gpu-memory-utilization", share) if share else ()) + own)
+    assert settings["arguments"] == ((("--gpu-memory-utilization", share) if share else ()) + own)
 
 
 def test_a_vllm_server_divides_the_model_among_the_gpus_of_its_worker(
@@ -114,7 +114,7 @@ def test_a_vllm_server_divides_the_model_among_the_gpus_of_its_worker(
     assert words[-4:] == ["--tensor-parallel-size", "2", "--max-model-len", "64"]
     cluster = HostCluster(engine="vllm", rollout_workers=2, rollout_gpus=2)
     assert cluster.placement(gpus(5)).workers == ("b,c", "d,e")
-    assert cluster._servers(tiny_llama(0), gpus(5), lambda: 0.0).gpus == 2
+    assert cluster._servers(tiny_llama(0), gpus(5), lambda: 0.0)["gpus"] == 2
 
 
 @pytest.mark.slow

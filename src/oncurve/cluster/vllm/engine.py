@@ -19,7 +19,6 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,31 +37,18 @@ CHECK_PROMPT_TOKENS, CHECK_TOKENS = 300, 16
 """The check of new weights: tokens of its prompt, more than a block of a prefix cache (16, and 128 on a CPU), so that
 values of earlier weights in it are found; and tokens that are sampled."""
 
-CHECK_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
-"""The mean absolute difference of log-probs, in nats, above which a server has other weights."""
-
-LOW_PRECISION_TOLERANCE = 0.1
-"""The bound where the weights have fewer bits than float32."""
-
-
-@dataclass(frozen=True)
-class VllmSettings:
-    """Settings of a worker's server.
-
-    arguments        further ones of `vllm serve`
-    seconds          the limit of a start, an update and a request
-    gpus             among which it divides the model
-    """
-
-    arguments: tuple[str, ...] = ()
-    seconds: float = 1800.0
-    gpus: int = 1
+TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-3, 0.1
+"""The mean absolute difference of log-probs, in nats, above which a server has other weights; and that of weights with
+fewer bits than float32."""
 
 
 class VllmEngine(EngineBase):
     """A `RolloutEngine` over one server, which it starts with the first weights.
 
     tokenizer, eos_ids, seed   as of `oncurve.rollout.InProcessEngine`
+    arguments                  further ones of `vllm serve`
+    seconds                    the limit of a start, an update and a request
+    gpus                       among which the server divides the model
 
     Raises TrainingError wherever the server fails; the engine is of no use after that.
     """
@@ -72,13 +58,15 @@ class VllmEngine(EngineBase):
 
     def __init__(
         self,
-        settings: VllmSettings,
         sampling: Sampling,
         tokenizer: Tokenizer | None = None,
         eos_ids: Sequence[int] = (),
         seed: int = 0,
+        arguments: Sequence[str] = (),
+        seconds: float = 1800.0,
+        gpus: int = 1,
     ) -> None:
-        self.sampling, self._settings = sampling, settings
+        self.sampling, self._arguments, self._seconds, self._gpus = sampling, arguments, seconds, gpus
         self._tokenizer, self._eos_ids, self._seed = tokenizer, tuple(eos_ids), seed
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a request takes four files, and 1,024 is usual
@@ -105,17 +93,17 @@ class VllmEngine(EngineBase):
         save(model.module, None, self._folder, adapter=model.adapter)
         if self._server is None:
             self._server = start_server(self._minder, self._key, self._command(model))
-            self._server.wait_until_ready(self._settings.seconds)
+            self._server.wait_until_ready(self._seconds)
             self._longest = self._server.longest_row()
             self._server.name_weights(str(self._version))
         else:
-            self._server.update(self._folder, str(self._version), self._settings.seconds)
+            self._server.update(self._folder, str(self._version), self._seconds)
         self._model = model
         self.check()
 
     def _command(self, model: CausalModel) -> Callable[[int], Sequence[str]]:
         dtype = str(next(model.module.parameters()).dtype).removeprefix("torch.")
-        return lambda port: command_line(self._folder, port, dtype, self._settings.gpus, self._settings.arguments)
+        return lambda port: command_line(self._folder, port, dtype, self._gpus, self._arguments)
 
     def check(self) -> float:
         """Return the mean absolute difference between the server's log-probs of a few tokens and those of the weights.
@@ -139,7 +127,8 @@ class VllmEngine(EngineBase):
             )
             right = model.logits(hidden).double().log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
         difference = float((torch.tensor(found, dtype=torch.float64) - right).abs().mean())
-        tolerance = CHECK_TOLERANCE.get(next(model.module.parameters()).dtype, LOW_PRECISION_TOLERANCE)
+        wide = next(model.module.parameters()).dtype.itemsize >= torch.float32.itemsize
+        tolerance = TOLERANCE if wide else LOW_PRECISION_TOLERANCE
         if difference > tolerance:
             raise TrainingError(
                 f"after an update its log-probs differ from those of version {self._version} by {difference:.3g} per "
@@ -216,7 +205,7 @@ class VllmEngine(EngineBase):
             "token_ids": list(ids),
             "sampling_params": {**translated(sampling, ends), "n": count, "seed": seed},
         }
-        answer = self._server.post(ROUTE, body, self._settings.seconds)
+        answer = self._server.post(ROUTE, body, self._seconds)
         return checked(answer, sampling, ends, str(self._version), count)
 
     def _completion(

@@ -60,19 +60,16 @@ class VllmServer:
         """Return as soon as the server answers, and does not without its key: any user of the machine could ask."""
         deadline = time.monotonic() + seconds
         while True:
-            fault = None
             try:
                 self._ask("GET", "/health", None, _SHORT_SECONDS)
-            except TrainingError as found:
-                fault = found
-            if ending := self._minder.ending():
-                raise TrainingError(f"{ending}, before it was ready") from fault
-            if fault is None:
                 break
-            if time.monotonic() > deadline:
-                raise TrainingError(f"it was not ready within {seconds:g} seconds: {fault}") from fault
-            time.sleep(_POLL_SECONDS)
-        if VllmServer(self.address, "", self._minder).answer("GET", "/collective_rpc", None, _SHORT_SECONDS)[0] != 401:
+            except TrainingError as fault:
+                if ending := self._minder.ending(_POLL_SECONDS):
+                    raise TrainingError(f"{ending}, before it was ready") from fault
+                if time.monotonic() > deadline:
+                    raise TrainingError(f"it was not ready within {seconds:g} seconds: {fault}") from fault
+        stranger = VllmServer(self.address, "none", self._minder)
+        if stranger.answer("GET", "/collective_rpc", None, _SHORT_SECONDS)[0] != http.HTTPStatus.UNAUTHORIZED:
             raise TrainingError(f"{self.address} answers without its key: vLLM did not use --middleware")
 
     def longest_row(self) -> int | None:
@@ -139,10 +136,9 @@ def command_line(model: Path, port: int, dtype: str, gpus: int, more: Sequence[s
 
     Raises ConfigError: vllm is not on PATH.
     """
-    where = ["--host", "127.0.0.1", "--port", str(port)]
+    begin = [vllm_program(), "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
     parts = ["--tensor-parallel-size", str(gpus)] if gpus > 1 else []
-    kept = ["--dtype", dtype, "--skip-tokenizer-init", *NEEDED, *parts]
-    return [vllm_program(), "serve", str(model), *where, *kept, *more]
+    return [*begin, "--skip-tokenizer-init", *NEEDED, *parts, *more]
 
 
 def start_server(minder: Minder, key: str, command: Callable[[int], Sequence[str]]) -> VllmServer:

@@ -33,8 +33,6 @@ PATIENCE_SECONDS = 30.0
 
 _TURN_SECONDS, _SHORT_TURN_SECONDS = 1.0, 0.02
 
-MakeFleet = Callable[[CausalModel], Fleet]
-
 
 class FleetEngine(EngineBase):
     """A `RolloutEngine` of workers that have an engine each.
@@ -54,7 +52,7 @@ class FleetEngine(EngineBase):
         self,
         local: RolloutEngine,
         sampling: Sampling,
-        make_fleet: MakeFleet | None,
+        make_fleet: Callable[[CausalModel], Fleet] | None,
         shard_groups: int,
         threads: int,
         wait_seconds: float,
@@ -67,7 +65,7 @@ class FleetEngine(EngineBase):
         self._patience = max(PATIENCE_SECONDS, wait_seconds * served)
         self._fleet: Fleet | None = None
         self._snapshot: Snapshot | None = None
-        self._calls, self._has = dict[int, Call](), dict[int, str]()
+        self._calls, self._has = dict[int, Call](), dict[int, tuple[int, str]]()
         self._said, self._alive_at = set[str](), 0.0
         self._busy, self._measured = Busy(), defaultdict[str, float](float)
 
@@ -187,7 +185,7 @@ class FleetEngine(EngineBase):
                 )
             self._decode_here(rollout, rollout.queue.popleft())
         busy = bool(rollout.own) or rollout.done
-        self._hear(fleet, 0.0 if busy else _TURN_SECONDS if self._calls else _SHORT_TURN_SECONDS)
+        self._hear(fleet, rollout, 0.0 if busy else _TURN_SECONDS if self._calls else _SHORT_TURN_SECONDS)
         for worker, call in self._calls.items():
             if time.monotonic() > call.deadline:
                 call.deadline = float("inf")
@@ -199,17 +197,17 @@ class FleetEngine(EngineBase):
         assert snapshot is not None
         for worker in [each for each in up if each not in self._calls][: len(rollout.queue)]:
             began, index = time.perf_counter(), rollout.queue.popleft()
-            if self._has.get(worker) != snapshot.key:
+            if self._has.get(worker) != (key := (snapshot.version, snapshot.digest)):
                 fleet.call(worker, "take", snapshot.version, snapshot.digest, snapshot.handle)
-                self._has[worker] = snapshot.key
+                self._has[worker] = key
                 self._measured["cluster/weights_bytes"] += snapshot.nbytes
                 self._measured["cluster/weights_seconds"] += time.perf_counter() - began
             prompts, firsts = rollout.begin(index)
             number = fleet.call(worker, "decode", snapshot.digest, prompts, rollout.draw, rollout.sampling, firsts)
-            self._calls[worker] = Call(number, rollout, index, snapshot, time.monotonic() + self._limit)
+            self._calls[worker] = Call(number, index, snapshot, time.monotonic() + self._limit)
             self._busy.begins(worker)
 
-    def _hear(self, fleet: Fleet, seconds: float) -> None:
+    def _hear(self, fleet: Fleet, rollout: Rollout, seconds: float) -> None:
         """Act on what has happened within so many `seconds`. A worker that has failed ends, too."""
         for event in fleet.wait(seconds):
             call = self._calls.get(event.process)
@@ -222,12 +220,12 @@ class FleetEngine(EngineBase):
             if call is None or call.index is None:
                 continue
             if isinstance(event, ProcessEnded):
-                self._again(call.rollout, call.index)
+                self._again(rollout, call.index)
             elif isinstance(event.value, UserError):
                 self._say_once(f"a worker could not decode a shard, and this process does{self._bits}: {event.value}")
-                call.rollout.own.append(call.index)
+                rollout.own.append(call.index)
             else:
-                call.rollout.keep(call.index, event.value)
+                rollout.keep(call.index, event.value)
 
     def _again(self, rollout: Rollout, index: int) -> None:
         """A worker was lost with a shard."""

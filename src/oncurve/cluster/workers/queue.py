@@ -72,12 +72,11 @@ class Rollout:
 class Call:
     """A call that a worker is doing.
 
-    index        of the shard of `rollout`; None: of one that was given up
+    index        of the rollout's shard; None: of one that was given up
     snapshot     the weights by which it decodes; their copy is there as long as the worker may read it
     """
 
     number: int
-    rollout: Rollout
     index: int | None
     snapshot: Snapshot
     deadline: float

@@ -41,11 +41,6 @@ class Snapshot:
         """`digest_of` the model."""
         return digest_of(self.model)
 
-    @property
-    def key(self) -> str:
-        """Tells the weights from all others."""
-        return f"{self.version} {self.digest}"
-
     @cached_property
     def nbytes(self) -> int:
         """The size of all tensors."""

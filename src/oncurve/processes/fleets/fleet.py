@@ -56,7 +56,8 @@ class Failed:
 
 
 Event = Replied | Failed | ProcessEnded
-News = Iterable[tuple[int, tuple[Any, ...]]]
+Message = tuple[int, tuple[Any, ...]]
+News = Iterable[Message]
 """Messages of processes, by their numbers: ("beat",), ("up", ...), ("replied", ...), ("failed", ...), and last
 ("ended", cause)."""
 

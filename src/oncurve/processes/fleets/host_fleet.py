@@ -22,7 +22,7 @@ import cloudpickle
 from oncurve.base.errors import ConfigError
 from oncurve.parallel import FileMeeting
 from oncurve.processes.fleets.channel import Channel, ClosedError, Sender
-from oncurve.processes.fleets.fleet import START_SECONDS, Fleet
+from oncurve.processes.fleets.fleet import START_SECONDS, Fleet, Message
 from oncurve.processes.fleets.health import Health, Start
 from oncurve.processes.fleets.nursery import HostNursery
 from oncurve.processes.fleets.recipe import recipe_of
@@ -31,8 +31,6 @@ from oncurve.processes.shared import SharedBytes
 
 _CAUSE_SECONDS = 2.0
 _END_SECONDS = 5.0
-
-Message = tuple[int, tuple[Any, ...]]
 
 
 class HostFleet(Fleet):

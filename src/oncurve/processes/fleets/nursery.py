@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
+import selectors
 import shutil
 import signal
 import socket
@@ -117,16 +117,12 @@ def main(descriptor: str, folder: str) -> NoReturn:
     input. When the other end is closed, because its process was killed or has no more use for it, it removes the
     `folder`.
     """
-    control = int(descriptor)
-    end = socket.socket(fileno=control)
+    end = socket.socket(fileno=int(descriptor))
     end.set_inheritable(False)
     end.settimeout(SEND_SECONDS)
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    for number in (signal.SIGCHLD, *FOR_THE_RUN):
+    for number in FOR_THE_RUN:
         signal.signal(number, lambda *ignored: None)  # not SIG_IGN, which programs that are started here would inherit
     unblock()
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     try:
         made = made_here()
     except BaseException as error:
@@ -135,32 +131,26 @@ def main(descriptor: str, folder: str) -> NoReturn:
     gc.collect()
     gc.freeze()  # a fork that collects garbage would write to all objects, and have a copy of their pages
     _tell(end, "ready")
-    running: dict[int, int] = {}
+    watched = selectors.PollSelector()
+    watched.register(end, selectors.EVENT_READ)
     while True:
-        readable, _, _ = select.select([control, woken], [], [], BEAT_SECONDS)
+        ready = [key for key, _ in watched.select(BEAT_SECONDS)]
         _tell(end, "beat")
-        if woken in readable:
-            os.read(woken, 1 << 12)
-        _bury(end, running)
-        if control in readable:
+        for key in ready:
+            if key.fileobj is not end:
+                child, process = key.data
+                os.close(watched.unregister(key.fileobj).fd)
+                _, status = os.waitpid(child, os.WNOHANG)
+                _tell(end, "ended", process, how_it_ended(os.waitstatus_to_exitcode(status)))
+                continue
             message, descriptors, _, _ = socket.recv_fds(end, _LONGEST_MESSAGE, 1)
             if not message:
-                break
+                shutil.rmtree(folder, ignore_errors=True)
+                os._exit(0)  # the kernel ends its processes with it
             process, _, gpus = message.decode().partition(" ")
-            running[_fork(made, descriptors[0], end, gpus)] = int(process)
+            child = _fork(made, descriptors[0], end, gpus)
+            watched.register(os.pidfd_open(child), selectors.EVENT_READ, (child, process))
             os.close(descriptors[0])
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)  # the kernel ends its processes with it
-
-
-def _bury(end: socket.socket, running: dict[int, int]) -> None:
-    """Tell the fleet of the processes that have ended, and how."""
-    while running:
-        child, status = os.waitpid(-1, os.WNOHANG)
-        if not child:
-            return
-        code = os.waitstatus_to_exitcode(status)
-        _tell(end, "ended", str(running.pop(child)), how_it_ended(code))
 
 
 def _tell(end: socket.socket, *words: str) -> None:
@@ -175,8 +165,6 @@ def _fork(made: Any, descriptor: int, control: socket.socket, gpus: str) -> int:
     if child:
         return child
     try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         end_with(nursery)
         control.close()
         if gpus:

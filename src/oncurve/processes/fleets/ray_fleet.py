@@ -26,7 +26,7 @@ from oncurve.base.output import urgent
 from oncurve.parallel import LostRankError, NetworkMeeting, serve_meetings
 from oncurve.processes.fleets.channel import Frames, framed
 from oncurve.processes.fleets.devices import Gpus
-from oncurve.processes.fleets.fleet import Fleet
+from oncurve.processes.fleets.fleet import Fleet, Message
 from oncurve.processes.fleets.keeper import cause_of, keeper_class
 from oncurve.processes.fleets.ray_session import SESSION
 from oncurve.processes.fleets.recipe import recipe_of
@@ -39,8 +39,6 @@ _TARGET = "oncurve.processes.fleets.serving:main"
 _END_SECONDS = 5.0
 _ENVIRONMENT = ("ONCURVE_", "ATEN_", "MKL_", "DNNL_", "ONEDNN_", "TORCH_")
 """Variables with these beginnings decide about bits or speed: a process has the driver's."""
-
-Message = tuple[int, tuple[Any, ...]]
 
 
 class RayFleet(Fleet):

@@ -17,14 +17,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 
 from oncurve.base.errors import ConfigError
 from oncurve.base.output import urgent
+from oncurve.processes.causes import in_a_line
 from oncurve.processes.fleets.devices import VISIBLE
+from oncurve.processes.spawn import environment_of
 
 TAKE_SECONDS = 60.0
 """In which a GPU that is free is found among those of this machine."""
@@ -57,8 +59,10 @@ class _Session:
                     f"cluster.address: this process uses {self._address or 'a Ray of its own'} already; "
                     "use another one from a new process"
                 )
-            with _environment({} if address else self._of_own_ray()):
-                self._ray = _imported()
+            with environment_of({} if address else self._of_own_ray()):
+                import ray
+
+                self._ray = ray
                 if not self._ray.is_initialized():  # the program may have a Ray of its own
                     self._connect(address, nbytes)
             self._address = address
@@ -107,7 +111,7 @@ class _Session:
             self._held = _RayThread(start, self._ray.shutdown)
         except Exception as error:
             what = f"Ray at {address} cannot be used" if address else "Ray cannot be started on this machine"
-            raise ConfigError(f"cluster.address: {what}: {_first_line(error)}") from error
+            raise ConfigError(f"cluster.address: {what}: {in_a_line(error)}") from error
         with contextlib.suppress(ImportError, AttributeError):
             from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
@@ -116,14 +120,6 @@ class _Session:
 
 SESSION = _Session()
 """The session of this process."""
-
-
-def _imported() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError(missing()) from error
-    return ray
 
 
 def missing() -> str:
@@ -175,25 +171,6 @@ class _RayThread:
         self._stopped.wait(_SHUTDOWN_SECONDS)
 
 
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Within: these variables are set; the processes that are started meanwhile keep them."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
-
-
 def take_gpu(ray: Any, entry: str, seconds: float = TAKE_SECONDS) -> Any:
     """Return an actor that has the GPU which CUDA_VISIBLE_DEVICES of this process calls `entry`; `ray.kill` frees it.
 
@@ -208,7 +185,6 @@ def take_gpu(ray: Any, entry: str, seconds: float = TAKE_SECONDS) -> Any:
 
     class Holder:  # here, so that Ray sends it by value: its process imports nothing of oncurve
         def card(self, variable: str) -> str:
-            import os
 
             return os.environ.get(variable, "")
 
