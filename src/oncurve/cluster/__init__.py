@@ -1,7 +1,7 @@
 """More processes than one: the ranks of a learner, the workers of a rollout, and the fleets that they run in.
 
 settings.py      the kinds of `[cluster]`
-keys.py          the settings of all kinds that have several processes
+keys.py          what a cluster does, and the settings of all kinds that have several processes
 facts.py         what other parts need to know of them, and the sentences of the plan
 making.py        how ranks and workers are made by these settings; ray_cluster.py: Ray's kind
 ranks/           a learner of several ranks that each have the whole model
