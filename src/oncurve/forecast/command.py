@@ -186,7 +186,6 @@ def _variant(
         held=not config.lora.adapted or config.lora.path is not None or config.following.every > 0,
         reward_models=reward_model_bytes(config),
         teacher=teacher_bytes(config, dtype),
-        exact_kl="full_kl" in config.policy_term.needs | config.regularizer.needs,
         keeps_kl=config.reference.every > 0,
         quantized=config.model.quantization is not None,
         whole_weights=config.cluster.facts.divided or config.cluster.facts.served,
