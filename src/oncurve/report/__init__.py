@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         RolloutFiles as RolloutFiles,
         steps_in_words as steps_in_words,
     )
+    from oncurve.report.show import link as link, show_text as show_text, shown as shown
     from oncurve.report.shown import (
         Groups as Groups,
         Page as Page,

@@ -77,7 +77,7 @@ class RolloutIndex:
         return self._index(step)[1]
 
     def group(self, step: int, number: int) -> dict[str, Any]:
-        """Return a group as `group_record` made it, joined with the numbers of its tokens.
+        """Return a group as `group_record` made it with its number, `group`, joined with the numbers of its tokens.
 
         Each completion has, one value per token, as far as they were recorded:
 
@@ -97,21 +97,23 @@ class RolloutIndex:
             offset, size, line = (int(columns[name][place]) for name in ("offset", "bytes", "line"))
             found = record_at(self._lines(step, offset, size), line)
             if found is not None:
-                return TokenFile(self._files.path(step, TOKENS)).join(found, number)
+                return {**TokenFile(self._files.path(step, TOKENS)).join(found, number), "group": number}
         raise KeyError(f"step {step} has no group {number}")
 
     def groups(self, step: int) -> Iterator[dict[str, Any]]:
-        """Return the groups of a step in order, as `group_record` made them; some 64 KiB of text are in memory at a
-        time.
+        """Return the groups of a step in order, as `group_record` made them with their number, `group`.
+
+        Some 64 KiB of text are in memory at a time.
         """
         columns = self.columns(step)
         before, lines = -1, list[bytes]()
-        for offset, size, line in zip(*(columns[name].tolist() for name in ("offset", "bytes", "line")), strict=True):
+        places = (columns[name].tolist() for name in ("group", "offset", "bytes", "line"))
+        for number, offset, size, line in zip(*places, strict=True):
             if offset != before:
                 before, lines = offset, self._lines(step, offset, size)
             found = record_at(lines, line)
             if found is not None:
-                yield found
+                yield {**found, "group": number}
 
     def prompt(self, prompt_id: int) -> list[tuple[int, int]]:
         """Return (step, group) of each group of this prompt, in order: the same prompt over time."""

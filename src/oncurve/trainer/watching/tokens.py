@@ -12,7 +12,6 @@ from oncurve.kl import k3
 from oncurve.learner import Learner
 from oncurve.types import Group, TrainBatch
 
-
 TokenNumbers = Callable[[TrainBatch, Learner], dict[str, Tensor]]
 """Numbers `(B, T)` of the tokens of a batch by name, of a learner's policy as it is now."""
 
