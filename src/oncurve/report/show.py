@@ -35,11 +35,11 @@ def shown(
 ) -> dict[str, Any]:
     """Return a step's rows, or with a `group` that group, as plain values. `step` None: the newest.
 
-    {"run": "sums", "step": 40, "link": ..., "rows": [...]}   or, with a group,
+    {"run": "sums", "step": 40, "link": ..., "rows": [...], "most_changed": [...]}   or, with a group,
     {"run": "sums", "step": 40, "link": ..., "row": {...}, "prompt": {...}, "most_changed": [...], "completions": [
         {"completion": 5, "link": ..., "reward": 1.0, "parts": {...}, "advantage": 0.7, "ended": "eos", "text": "4",
-         "tokens": 2, "most_changed": [{"completion": 5, "token": 0, "piece": "4", "before": 0.31, "after": 0.45,
-         "change": 0.14, "link": ...}]}]}
+         "tokens": 2, "most_changed": [{"group": 3, "completion": 5, "token": 0, "piece": "4", "before": 0.31,
+         "after": 0.45, "change": 0.14, "link": ...}]}]}
 
     The best completion comes first, the worst second, the others follow by their reward; `completion` leaves one of
     them. `before` and `after` are the token's probabilities before and after the step's updates. `most_changed` is null
@@ -54,7 +54,9 @@ def shown(
     found: dict[str, Any] = {"run": name, "step": step, "link": link(name, step, group, completion)}
     rows = index.rows(step)
     if group is None:
-        return found | {"rows": rows}
+        groups = index.changed(step, MOST_CHANGED)
+        changed = None if groups is None else [each for one in groups for each in shown(run, step, one)["most_changed"]]
+        return found | {"rows": rows, "most_changed": changed and _most(changed)}
     try:
         record = index.group(step, group)
     except KeyError as error:
@@ -91,6 +93,7 @@ def _completion(number: int, item: Mapping[str, Any], place: tuple[str, int, int
         ]
         changed = _most(
             {
+                "group": place[2],
                 "completion": number,
                 "token": token,
                 "piece": pieces[token] if pieces else str(item["ids"][token]),
@@ -117,32 +120,23 @@ def _most(tokens: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def show_text(found: Mapping[str, Any]) -> str:
     """Return what `shown` returns as lines for a terminal."""
-    head = f"step {found['step']}"
     if "rows" in found:
         names = ("group", "prompt_id", "mean", "spread", "right", "truncated", "invalid", "length", "largest")
         rows = [(*(_short(row[name]) for name in names), _one_line(row["prompt"])) for row in found["rows"]]
-        return "\n".join([f"{head}   {found['link']}", *_table([(*names, "prompt"), *rows])])
-    row, prompt = found["row"], found["prompt"]
-    right = "" if row["right"] is None else f", {row['right']} right"
-    about = f"mean {_short(row['mean'])}, spread {_short(row['spread'])}, {row['size']} completions{right}"
-    lines = [f"{head}, group {row['group']}, prompt {row['prompt_id']}: {about}   {found['link']}"]
-    lines += ["", "prompt", *_indented(prompt["text"])]
-    lines += [f"{name}: {_one_line(str(value))}" for name, value in prompt.get("columns", {}).items()]
-    for item in found["completions"]:
-        ended = ENDINGS.get(item.get("ended", ""), item.get("ended", ""))
-        values = f"reward {_short(item.get('reward'))}   advantage {_short(item.get('advantage'))}"
-        parts = ", ".join(f"{name} {_short(value)}" for name, value in item.get("parts", {}).items())
-        lines += ["", f"completion {item['completion']}   {values}   {item['tokens']} tokens, {visible(ended)}"]
-        lines += [f"parts: {visible(parts)}"] if parts else []
-        lines += [f"fault: {_one_line(item['fault'])}"] if item.get("fault") else []
-        lines += _indented(item.get("text", ""))
+        lines = [f"step {found['step']}   {found['link']}", *_table([(*names, "prompt"), *rows])]
+    else:
+        row, prompt = found["row"], found["prompt"]
+        about = ", ".join(f"{name} {_short(row[name])}" for name in ("mean", "spread", "right", "truncated", "invalid"))
+        lines = [f"step {found['step']}, group {row['group']}, prompt {row['prompt_id']}: {about}   {found['link']}"]
+        lines += ["", "prompt", *_indented(prompt["text"])]
+        lines += [f"{visible(name)}: {_one_line(str(value))}" for name, value in prompt.get("columns", {}).items()]
+        for item in found["completions"]:
+            lines += ["", *_completion_lines(item)]
     if found["most_changed"] is None:
-        return "\n".join(
-            [*lines, "", "This step's tokens were not measured; rollouts.tokens_every says which steps are."]
-        )
-    rows = [
+        return "\n".join([*lines, "", "This step's tokens were not measured: see rollouts.tokens_every."])
+    changed = [
         (
-            f"completion {each['completion']}, token {each['token']}",
+            f"group {each['group']}, completion {each['completion']}, token {each['token']}",
             visible(repr(each["piece"])),
             f"{each['before']:.4f} → {each['after']:.4f}",
             f"{each['change']:+.4f}",
@@ -150,11 +144,21 @@ def show_text(found: Mapping[str, Any]) -> str:
         )
         for each in found["most_changed"]
     ]
-    return "\n".join([*lines, "", "probabilities that this step changed most", *_table(rows)])
+    return "\n".join([*lines, "", "the probabilities that this step changed most", *_table(changed)])
+
+
+def _completion_lines(item: Mapping[str, Any]) -> list[str]:
+    ended = ENDINGS.get(item.get("ended", ""), item.get("ended", ""))
+    values = f"reward {_short(item.get('reward'))}   advantage {_short(item.get('advantage'))}"
+    parts = ", ".join(f"{name} {_short(value)}" for name, value in item.get("parts", {}).items())
+    lines = [f"completion {item['completion']}   {values}   {item['tokens']} tokens, {visible(ended)}"]
+    lines += [f"parts: {visible(parts)}"] if parts else []
+    lines += [f"fault: {_one_line(item['fault'])}"] if item.get("fault") else []
+    return [*lines, *_indented(item.get("text", ""))]
 
 
 def _short(value: Any) -> str:
-    return "-" if value is None else short(value) if isinstance(value, (int, float)) else visible(str(value))
+    return "-" if value is None else short(value) if isinstance(value, float) else visible(str(value))
 
 
 def _one_line(text: str) -> str:

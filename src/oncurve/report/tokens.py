@@ -91,6 +91,16 @@ class TokenFile:
             start = end
         return record
 
+    def changed(self, count: int) -> list[int] | None:
+        """Return the groups of the `count` tokens whose probability changed most, each once; None: not measured."""
+        try:
+            with safe_open(self._path, "np") as file:
+                change = np.abs(np.exp(file.get_tensor("after")) - np.exp(file.get_tensor("before")))
+                places = np.argsort(-np.nan_to_num(change), kind="stable")[:count]
+                return list(dict.fromkeys(np.searchsorted(file.get_tensor("ends"), places, "right").tolist()))
+        except (OSError, SafetensorError):
+            return None
+
     def _of(self, number: int) -> tuple[dict[str, Any], Mapping[str, str]]:
         """Return the numbers of a group's tokens by name, and texts by ids."""
         try:
