@@ -19,7 +19,7 @@ from oncurve.report.rollouts import steps_in_words
 MOST_CHANGED = 5
 """Tokens that are named, of a group and of each completion."""
 
-ABOUT = ("reward", "parts", "valid", "fault", "extras", "advantage", "ended", "text", "turns")
+ABOUT = ("reward", "parts", "valid", "fault", "extras", "advantage", "ended", "text", "turns", "outcome")
 
 
 def link(run: str, *numbers: int | None) -> str:
