@@ -38,6 +38,7 @@ from oncurve.cli.groups import (
     show,
 )
 from oncurve.cli.help import CommandWithExamples
+from oncurve.cli.looking import show_command
 
 
 class _Interrupted(Exception):  # noqa: N818 - it is no error
@@ -371,6 +372,9 @@ def report(directory: Annotated[Path, typer.Argument(help="The run's folder.", m
     from oncurve.report import write_report
 
     say(str(write_report(directory)))
+
+
+app.command("show", cls=CommandWithExamples)(show_command)
 
 
 def main() -> None:
