@@ -210,31 +210,18 @@ def runs(
 @app.command(cls=CommandWithExamples)
 def export(
     directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
-    step: Annotated[
-        str | None, typer.Option("--step", help="A step, or best (default: the newest; for inspect all).")
-    ] = None,
+    step: Annotated[str | None, typer.Option("--step", help="A step, or best (default: the newest).")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="The folder to write; it must not exist yet (default: in DIR/export).")
     ] = None,
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write the LoRA adapter alone; else it is merged into the weights.")
     ] = False,
-    to: Annotated[
-        str,
-        typer.Option("--to", help="huggingface: the policy; inspect: the rollouts as eval logs of Inspect, by step."),
-    ] = "huggingface",
 ) -> None:
-    """Write the policy of a checkpoint in Hugging Face form, or the rollouts for Inspect.
+    """Write the policy of a checkpoint in Hugging Face form; the run may be going on."""
+    from oncurve.run import export_run
 
-    The run may be going on.
-    """
-    from oncurve.run import export_logs, export_run
-
-    if to not in ("huggingface", "inspect"):
-        raise ConfigError(f"--to: expected huggingface or inspect, got {to!r}")
-    if adapter and to == "inspect":
-        raise ConfigError("--adapter: logs of Inspect hold no weights; leave it out")
-    say((export_logs(directory, step, out) if to == "inspect" else export_run(directory, step, out, adapter)).text())
+    say(export_run(directory, step, out, adapter).text())
 
 
 @app.command("eval", cls=CommandWithExamples)

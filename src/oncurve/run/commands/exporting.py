@@ -1,11 +1,7 @@
-"""`oncurve export`: the policy of any checkpoint in Hugging Face form, or the rollouts as logs of Inspect.
-
-Both may be written while the run goes on.
-"""
+"""`oncurve export`: the policy of any checkpoint in Hugging Face form, also while the run goes on."""
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import tomllib
 from contextlib import closing
@@ -20,9 +16,8 @@ from oncurve.base.paths import usable_path
 from oncurve.config import IN_MEMORY, MADE_HERE, RunConfig, load_config, measured, unsigned
 from oncurve.machine.threads import prepare_process
 from oncurve.models.loading import ADAPTER, offline
-from oncurve.report import RunRecord, inspect_file, inspect_log, read_run, steps_in_words
 from oncurve.run.assembly import build_learner
-from oncurve.run.directory.folder import CONFIG, IDENTITY, RunDirectory
+from oncurve.run.directory.folder import CONFIG, RunDirectory
 from oncurve.trainer import Checkpoints, FoundCheckpoint
 
 ATTEMPTS = 3
@@ -86,73 +81,6 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
             if found.path.is_dir() or step is not None or attempt == ATTEMPTS:
                 raise  # else the run has removed it in the meantime, and there is a newer one
     raise AssertionError
-
-
-@dataclass(frozen=True)
-class ExportedLogs:
-    """The place of the written logs of Inspect, one of each of these steps."""
-
-    path: Path
-    steps: tuple[int, ...]
-
-    def text(self) -> str:
-        """Return what was written, and how to look at it."""
-        count = f"the rollouts of step {self.steps[0]}"
-        if len(self.steps) > 1:
-            count = f"the rollouts of {len(self.steps)} steps, from {self.steps[0]} to {self.steps[-1]}"
-        return f"{self.path}   {count}, as logs of Inspect: inspect view --log-dir {shlex.quote(str(self.path))}"
-
-
-def export_logs(directory: Path, step: str | None = None, out: Path | None = None) -> ExportedLogs:
-    """Write the rollouts of the run in `directory` to the folder `out` as eval logs of Inspect, one of each step.
-
-    The run may be going on: nothing of it is locked or changed.
-
-    step   a number; None: all steps whose rollouts are kept
-    out    None: `export/inspect` in the directory of the run, or `export/inspect-000040` of one step
-
-    Raises RunDirectoryError: no run, no rollouts (of this step), or `out` exists. ConfigError: `step` is no number.
-    StorageError: the disk refuses.
-    """
-    RunDirectory.check_run(directory)
-    record = read_run(directory)
-    steps = _kept(record, step)
-    target = _free(directory, out, "inspect" if step is None else f"inspect-{steps[0]:06d}")
-    run_id, written = _run_id(directory), list[int]()
-    with durable.new_directory(target) as folder:
-        for number in steps:
-            try:
-                name, content = inspect_file(inspect_log(record, number, run_id))
-            except FileNotFoundError:  # a run that goes on keeps the rollouts of some steps only: this one is no more
-                continue
-            (folder / name).write_bytes(content)
-            written.append(number)
-        if not written:
-            raise RunDirectoryError(f"{directory} has removed these rollouts in the meantime; export again")
-    return ExportedLogs(target, tuple(written))
-
-
-def _run_id(directory: Path) -> str:
-    """Return the run's id; its path where the file that has it is missing or damaged."""
-    try:
-        found = durable.read_json(directory / IDENTITY)
-    except (OSError, CheckpointError):
-        found = None
-    return str(found["id"]) if isinstance(found, dict) and "id" in found else str(directory.resolve())
-
-
-def _kept(record: RunRecord, step: str | None) -> tuple[int, ...]:
-    """Return the steps that `step` means, of those whose rollouts are kept."""
-    if step is not None and not step.isdecimal():
-        raise ConfigError(f"--step: expected the number of a step, got {step!r}")
-    if not record.steps:
-        raise RunDirectoryError(f"{record.directory} has no rollouts; a run writes those of every step into rollouts/")
-    if step is None:
-        return record.steps
-    if int(step) not in record.steps:
-        known = f"there are those of: {steps_in_words(record.steps)}"
-        raise RunDirectoryError(f"there are no rollouts of step {int(step)} in {record.directory}; {known}")
-    return (int(step),)
 
 
 def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path, config: RunConfig) -> FoundCheckpoint:
