@@ -217,7 +217,6 @@ COMMANDS = {
     "init gsm": "did you mean 'gsm8k'?",
     "init task --out task.yaml": "ends in .toml",
     "demo --out model": "nothing in it is overwritten",
-    "demo --process --ppo": "--process and --ppo are two demos",
 }
 
 

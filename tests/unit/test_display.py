@@ -156,7 +156,6 @@ def test_a_group_on_a_terminal_is_coloured_by_advantage() -> None:
     show_group(console, "What is 7*8?", group())
     text = printed(console)
     assert "\x1b[36m7*8=56 ⏎ #### 56" in text
-    assert "█│" in text.replace("\x1b[0m", "").replace("\x1b[2m", "")
     assert "[red]no[/red]" in text
     assert "more likely" in text
 

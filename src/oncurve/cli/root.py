@@ -265,19 +265,12 @@ def evaluate_command(
 def demo(
     seed: Annotated[int, typer.Option("--seed", help="The seed of the run.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
-    process: Annotated[
-        bool, typer.Option("--process", help="Use process supervision: a reward for every line.")
-    ] = False,
-    ppo: Annotated[bool, typer.Option("--ppo", help="Use PPO: a critic instead of the group's mean.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train the shipped tiny model to reason, in minutes."""
     from oncurve.demo import run_demo
 
-    if process and ppo:
-        raise ConfigError("--process and --ppo are two demos: give one of them")
-    kind = "process" if process else "ppo" if ppo else "recipe"
-    exit_with(run_demo(seed=seed, out=out, as_json=as_json, kind=kind))
+    exit_with(run_demo(seed=seed, out=out, as_json=as_json))
 
 
 @app.command("plan", cls=CommandWithExamples)
