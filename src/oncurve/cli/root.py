@@ -286,12 +286,7 @@ def plan_command(
     parameters: Annotated[
         str | None, typer.Option("--parameters", help="Number of parameters, for a typical shape of that size: 7B.")
     ] = None,
-    prompts: Annotated[int | None, typer.Option("--prompts", help="Prompts per step.")] = None,
-    group_size: Annotated[int | None, typer.Option("--group-size", help="Completions per prompt.")] = None,
     prompt_tokens: Annotated[int | None, typer.Option("--prompt-tokens", help="Tokens per prompt.")] = None,
-    completion_tokens: Annotated[
-        int | None, typer.Option("--completion-tokens", help="Tokens per completion (default: the maximum).")
-    ] = None,
     machine: Annotated[str | None, typer.Option("--machine", help="A GPU by name, instead of this machine.")] = None,
     sft: Annotated[bool, typer.Option("--sft", help="Predict the warm start of [sft] in place of the run.")] = False,
     memory: Annotated[str | None, typer.Option("--memory", help="Memory of the machine: 80GiB.")] = None,
@@ -309,12 +304,6 @@ def plan_command(
     words = list(overrides or [])
     if recipe is not None and "=" in recipe and not os.path.exists(recipe):  # a setting: there is no recipe
         words, recipe = [recipe, *words], None
-    sizes = {
-        "data.prompts_per_step": prompts,
-        "rollout.group_size": group_size,
-        "rollout.max_new_tokens": completion_tokens,
-    }
-    words += [f"{key}={value}" for key, value in sizes.items() if value is not None]
     with only_looking():
         config, base, _ = command_config(recipe, words, data, reward or [], preset or [], "plan")
         config = config.stage if sft else config

@@ -141,7 +141,7 @@ def _check_positions(shape: ModelShape, prompt: int, completion: int) -> None:
     """
     if shape.positions is not None and prompt + completion > shape.positions + 1:
         room = shape.positions + 1 - prompt
-        fix = f"set rollout.max_new_tokens (--completion-tokens) to {room} or less, or " if room > 0 else ""
+        fix = f"set rollout.max_new_tokens to {room} or less, or " if room > 0 else ""
         raise ConfigError(
             f"rollout.max_new_tokens: prompts of {prompt:,} tokens and completions of {completion:,} are "
             f"{prompt + completion:,} together, and the model was made for {shape.positions:,} positions; "
