@@ -13,7 +13,7 @@ from oncurve import durable
 from oncurve.base.errors import CheckpointError, ConfigError, RunDirectoryError, command
 from oncurve.base.imports import only_looking
 from oncurve.base.paths import usable_path
-from oncurve.config import IN_MEMORY, MADE_HERE, RunConfig, load_config, measured, unsigned
+from oncurve.config import IN_MEMORY, MADE_HERE, RunConfig, load_config, unsigned
 from oncurve.machine.threads import prepare_process
 from oncurve.models.loading import ADAPTER, offline
 from oncurve.run.assembly import build_learner
@@ -94,37 +94,18 @@ def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path, config:
         raise RunDirectoryError(
             f"{directory} has no checkpoint yet; a signal makes one after the running step: kill -USR1 PID"
         )
+    about, metric = found.record["trainer"], config.checkpoint.best
     if step != "best":
         return found
-    best = int(found.record["trainer"].get("best_step", 0))
-    if not best:
-        raise RunDirectoryError(f"{directory} has no best checkpoint: {_why_none(directory, found, config)}")
-    return checkpoints.at(best)
-
-
-def _why_none(directory: Path, found: FoundCheckpoint, config: RunConfig) -> str:
-    """Return why a run has no best checkpoint, and what can be exported in its place."""
-    metric, value = config.checkpoint.best, found.record["trainer"].get("best")
-    newest = int(found.record["trainer"]["step"])
-    if metric is not None and value is not None:
-        last = command("export", directory)
-        return f"no step was better than the start ({metric} {value:.4g} before training). The newest: {last}"
-    if metric is not None:
-        return f"{metric} has not been evaluated yet; the newest checkpoint is of step {newest}: " + command(
-            "export", directory
-        )
-    there = [number for number, _ in durable.numbered(directory / "checkpoints")]
-    lines = durable.read_log(directory / "metrics.jsonl", damaged=True)
-    values = {int(line["step"]): line for line in lines if line.get("step") in there}
-    for name in measured(config):
-        known = {step: float(line[name]) for step, line in values.items() if name in line}
-        if len(set(known.values())) > 1:
-            step = max(known, key=lambda number: known[number])
-            told = f"of its checkpoints that of step {step} has the highest {name} ({known[step]:.4g}): "
-            return "checkpoint.best is not set; " + told + command("export", directory, "--step", step)
-    steps = ", ".join(map(str, there))
-    return f"checkpoint.best is not set; there are checkpoints of the steps {steps}: " + command(
-        "export", directory, "--step", newest
+    if about.get("best_step"):
+        return checkpoints.at(int(about["best_step"]))
+    why = "checkpoint.best is not set" if metric is None else f"{metric} has not been evaluated yet"
+    if metric is not None and about.get("best") is not None:
+        why = f"no step was better than the start ({metric} {about['best']:.4g} before training)"
+    there = ", ".join(str(number) for number, _ in durable.numbered(directory / "checkpoints"))
+    newest = command("export", directory, "--step", about["step"])
+    raise RunDirectoryError(
+        f"{directory} has no best checkpoint: {why}; there are checkpoints of the steps {there}: {newest}"
     )
 
 
