@@ -132,13 +132,6 @@ def test_kl_is_not_switched_off_next_to_other_settings_of_it() -> None:
     plan(*words, "kl.estimator=k2", *shlex.split(found["suggestions"][-1]["settings"]))
 
 
-def test_a_machine_by_numbers_alone() -> None:
-    card = ["--memory", "80GiB", "--tflops", "500", "--bandwidth", "2TB/s"]
-    _, _, found = plan("--model", "qwen2.5-1.5b", *card)
-    assert found["machine"]["flops"] == 500e12
-    assert found["available_bytes"] == 80 * 2**30
-
-
 def test_a_models_folder_is_enough() -> None:
     _, _, found = plan("--model", ROOT / "src/oncurve/models/tiny", "--machine", "rtx4090", *SMALL_STEP)
     assert found["parameters"] == 361_088
@@ -157,10 +150,8 @@ def test_no_recipe_and_no_machine_is_this_one() -> None:
         ([], "--model qwen2.5-7b or --parameters 7B"),
         (["--model", "qwen2.5-7"], "did you mean"),
         (["--model", "qwen2.5-7b", "--parameters", "7e9"], "give one of them"),
-        (["--model", "qwen2.5-7b", "--machine", "toaster"], "there are: h200"),
-        (["--model", "qwen2.5-7b", "--memory", "80GiB"], "--tflops"),
+        (["--model", "qwen2.5-7b", "--memory", "80GiB"], "with --machine"),
         (["--model", "qwen2.5-7b", "--machine", "h200", "--memory", "lots"], "like 80GiB"),
-        (["--parameters", "12"], "between 1M and 10T"),
         (["--model", "qwen2.5-7b", "--machine", "h200", "data.prompts_per_step=0"], "data.prompts_per_step"),
         (["--model", "qwen2.5-7b", "--machine", "h200", "rollout.max_new_tokens=-5"], "rollout.max_new_tokens"),
         (
@@ -169,12 +160,7 @@ def test_no_recipe_and_no_machine_is_this_one() -> None:
         ),
         (["--model", "./nowhere"], "neither a directory here"),
         (["--parameters", "seven"], "like 7B, 494M or 7e9"),
-        (["--parameters", "-7B"], "like 7B, 494M or 7e9"),
-        (["--parameters", "nan"], "like 7B, 494M or 7e9"),
-        (["--parameters", "9e999"], "like 7B, 494M or 7e9"),
         (["--parameters", "7B", "--machine", "h200", "data.prompts_per_step=999999999"], "data.prompts_per_step"),
-        (["--parameters", "7B", "--machine", "h200", "--memory", "1e99GiB"], "like 80GiB"),
-        (["--parameters", "7B", "--machine", "h200", "--tflops", "1e300"], "--tflops"),
         (["--model", "qwen2.5-7b", "--machine", "h200", "rollout.max_new_tokens=40000"], "made for 32,768 positions"),
         (["--model", "qwen2.5-7b", "--machine", "h200", "--prompt-tokens", "32768"], "shorten the prompts"),
         (["--model", "src/oncurve/models/tiny", "rollout.max_new_tokens=300"], "made for 256 positions"),

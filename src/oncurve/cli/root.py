@@ -289,9 +289,9 @@ def plan_command(
     prompt_tokens: Annotated[int | None, typer.Option("--prompt-tokens", help="Tokens per prompt.")] = None,
     machine: Annotated[str | None, typer.Option("--machine", help="A GPU by name, instead of this machine.")] = None,
     sft: Annotated[bool, typer.Option("--sft", help="Predict the warm start of [sft] in place of the run.")] = False,
-    memory: Annotated[str | None, typer.Option("--memory", help="Memory of the machine: 80GiB.")] = None,
-    tflops: Annotated[float | None, typer.Option("--tflops", help="Its bf16 TFLOP/s in matrix products: 790.")] = None,
-    bandwidth: Annotated[str | None, typer.Option("--bandwidth", help="Its memory bandwidth: 4300GB/s.")] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="Its memory, where it has another: 80GiB.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict a run's memory and the time of a step.
@@ -308,7 +308,7 @@ def plan_command(
         config, base, _ = command_config(recipe, words, data, reward or [], preset or [], "plan")
         config = config.stage if sft else config
         config = config.model_copy(update={"model": config.model.model_copy(update={"trust_remote_code": False})})
-        known = (model, parameters, prompt_tokens, (machine, memory, tflops, bandwidth), words)
+        known = (model, parameters, prompt_tokens, (machine, memory), words)
         found = forecast_command(config, base, recipe or "no recipe", *known, lambda line: complain(f"{line} ..."))
     show(found, as_json)
     if not found.fits:
