@@ -278,10 +278,11 @@ def test_a_broken_reward_is_found_before_the_model_loads(tmp_path: Path, name: s
     no_model = [*said, f"model.path={tmp_path}"]
     found = check_data_of(*load_config("grpo", said))
     assert len(found.problems) == 1
-    for attempt in (
+    attempts = (
         lambda: check_rewards_of(*load_config("grpo", no_model), sample=True),
         lambda: train_recipe(*load_config("grpo", [*no_model, "eval.every=0"]), tmp_path / "out"),
-    ):
+    )
+    for attempt in attempts if name in ("raises", "dies", "short") else ():  # which look in the same way
         with pytest.raises(UserError, match=rf"(?s){name}.*{tmp_path / 'a.jsonl'} line 1|line 1.*{name}") as caught:
             attempt()
         assert "Traceback" not in str(caught.value)

@@ -289,9 +289,7 @@ def plan_command(
     prompt_tokens: Annotated[int | None, typer.Option("--prompt-tokens", help="Tokens per prompt.")] = None,
     machine: Annotated[str | None, typer.Option("--machine", help="A GPU by name, instead of this machine.")] = None,
     sft: Annotated[bool, typer.Option("--sft", help="Predict the warm start of [sft] in place of the run.")] = False,
-    memory: Annotated[
-        str | None, typer.Option("--memory", help="Its memory, where it has another: 80GiB.")
-    ] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="Its memory, where it has another: 80GiB.")] = None,
     as_json: Json = False,
 ) -> None:
     """Predict a run's memory and the time of a step.
