@@ -198,7 +198,9 @@ def test_a_part_of_a_table_and_a_file_without_prompts_hold_completions_too(tmp_p
 def test_sampled_completions_are_those_of_the_first_rollout_whatever_else_is_sampled(tmp_path: Path):
     numeric = "rewards=[{kind='numeric'}]"
     found, again = (
-        check_rewards_of(*load_config("grpo", tried_words(tmp_path, numeric)), sample=True, prompts=count, n=3)
+        check_rewards_of(
+            *load_config("grpo", tried_words(tmp_path, numeric, "rollout.group_size=3")), sample=True, prompts=count
+        )
         for count in (2, 1)
     )
     assert [len(scored) for _, _, scored in found.groups] == [3, 3]

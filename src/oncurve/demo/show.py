@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from oncurve import durable
+from oncurve.base.errors import command
 from oncurve.config import load_config, plan
 from oncurve.display import BeforeAfter, Progress, ScoredCompletion, Screen, say, show_before_after, show_group
 from oncurve.evaluate import Evaluation, Interval, paired_difference
@@ -90,18 +89,17 @@ class Lesson:
         """Show the step's most instructive group, if none was shown yet."""
         if self.shown:
             return
-        best: tuple[int, Group, list[list[float]]] | None = None
-        for group, advantages in zip(result.groups, result.advantages, strict=True):
-            rewards = [score.reward for score in group.scores if score.valid]
-            if advantages is None or max(rewards) == min(rewards):
-                continue
-            mixed = min(rewards.count(max(rewards)), rewards.count(min(rewards)))
-            if best is None or mixed > best[0]:
-                best = (mixed, group, advantages.tolist())
-        if best is not None:
+        mixed = [
+            (min(rewards.count(max(rewards)), rewards.count(min(rewards))), group, advantages)
+            for group, advantages in zip(result.groups, result.advantages, strict=True)
+            if (rewards := [score.reward for score in group.scores if score.valid]) and max(rewards) > min(rewards)
+        ]
+        if mixed:
             self.shown = True
-            _, group, numbers = best
-            show_group(self.console, group.prompt.text, scored(group, numbers), f"One group of step {result.step}")
+            _, group, numbers = max(mixed, key=itemgetter(0))
+            assert numbers is not None
+            title = f"One group of step {result.step}"
+            show_group(self.console, group.prompt.text, scored(group, numbers.tolist()), title)
 
 
 def scored(group: Group, advantages: Sequence[Sequence[float]]) -> list[ScoredCompletion]:
@@ -142,25 +140,14 @@ def conclude(console: Console, before: Evaluation, after: Evaluation, out: Path)
 
 
 def what_next(out: Path) -> tuple[tuple[str, str], ...]:
-    """Commands to try after the demo in `out`, in a checkout and without one, each with what it shows."""
-    command = command_name()
+    """Commands to try after the demo in `out`, each with what it shows."""
     return (
-        (f"{command} eval {shlex.quote(str(out))}", "pass@k and maj@k of the trained model"),
-        (f"{command} demo --seed 1", "the same with another seed"),
-        (f"{command} config explain grpo", "the objective that is maximised, with its numbers"),
-        (f"{command} train task kl.coef=0.1 --out runs/kl", "a run of your own with one setting changed"),
-        (f"{command} config show gsm8k", "a recipe to start from: your own model, data and reward"),
+        (command("eval", out), "pass@k and maj@k of the trained model"),
+        (command("demo", "--seed", 1), "the same with another seed"),
+        (command("config", "explain", "grpo"), "the objective that is maximised, with its numbers"),
+        (command("train", "task", "kl.coef=0.1", "--out", "runs/kl"), "a run of your own with one setting changed"),
+        (command("config", "show", "gsm8k"), "a recipe to start from: your own model, data and reward"),
     )
-
-
-def command_name() -> str:
-    """Return how to call oncurve from here: by name where the shell finds this one, else by the path of this call."""
-    found, called = shutil.which("oncurve"), Path(sys.argv[0])
-    if called.name != "oncurve":
-        return "python -m oncurve"
-    if found is not None and Path(found).resolve() == called.resolve():
-        return "oncurve"
-    return shlex.quote(os.path.relpath(called))
 
 
 def three_problems(before: Evaluation, after: Evaluation) -> list[BeforeAfter]:

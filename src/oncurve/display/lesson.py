@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,41 +43,22 @@ class BeforeAfter:
 
 
 def explain_group(group: Sequence[ScoredCompletion]) -> str:
-    """Return what GRPO computes for this group, in words and with its numbers."""
+    """Return what GRPO computes for this group, whose rewards differ, in words and with its numbers."""
     known = [(item.reward, item.advantage) for item in group if item.reward is not None and item.advantage is not None]
-    rewards = [reward for reward, _ in known]
-    if not rewards:
-        return "No completion of this group has a reward, so the group teaches nothing."
-    mean = math.fsum(rewards) / len(rewards)
-    if min(rewards) == max(rewards):
-        return (
-            f"All {len(rewards)} rewards are {mean:.2f}: every advantage is 0, and this group teaches nothing. It is "
-            "one of the constant groups."
-        )
-    lines = [
+    count, rewards = len(known), [reward for reward, _ in known]
+    mean, deviation = statistics.fmean(rewards), statistics.stdev(rewards)
+    worked = (f"  ({r:g} - {mean:.2f}) / {deviation:.2f} = {a:+.2f}" for r, a in (max(known), min(known)))
+    lines = (
         f"The same model answered the same question {len(group)} times. There is no solution to imitate and no second "
         "model that scores: each answer is compared with the others of its group.",
-        _arithmetic(known, mean),
-        "One step of GRPO makes the tokens of answers above the mean (+) more likely, and those below (-) less likely: "
-        "the further from the mean, the more.",
-    ]
-    return "\n".join(lines)
-
-
-def _arithmetic(known: Sequence[tuple[float, float]], mean: float) -> str:
-    """Work out the advantages of the best and the worst answer as GRPO does, if they were made so."""
-    count = len(known)
-    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward, _ in known) / (count - 1))
-    if any(not math.isclose(a, (r - mean) / deviation, rel_tol=1e-2, abs_tol=1e-3) for r, a in known):
-        return (
-            f"The mean reward is {mean:.2f}; the advantage says how far above (+) or below (-) the others an answer is."
-        )
-    worked = (f"  ({r:g} - {mean:.2f}) / {deviation:.2f} = {a:+.2f}" for r, a in (max(known), min(known)))
-    head = (
         f"The mean reward is {mean:.2f}, the standard deviation {deviation:.2f} (the squared distances are divided by "
         f"{count} - 1 = {count - 1}: {count} are a sample of all possible ones); "
+        "advantage = (reward - mean) / standard deviation:",
+        *worked,
+        "One step of GRPO makes the tokens of answers above the mean (+) more likely, and those below (-) less likely: "
+        "the further from the mean, the more.",
     )
-    return "\n".join([head + "advantage = (reward - mean) / standard deviation:", *worked])
+    return "\n".join(lines)
 
 
 def show_group(console: Console, prompt: str, group: Sequence[ScoredCompletion], title: str = "One group") -> None:
