@@ -91,6 +91,17 @@ def _lengths(config: RunConfig, facts: RunFacts) -> str:
     )
 
 
+def _environment(config: RunConfig, facts: RunFacts) -> str:
+    settings: Any = config.environment  # there is one
+    again = "" if settings.exact else "; it is not exact, so a resumed run does not go on to the same bits"
+    return (
+        f"A completion is an episode with {settings.title}: at most {_count(settings.max_turns, 'turn')}, and "
+        f"rollout.max_new_tokens counts what the environment says. It runs in "
+        f"{_count(settings.processes, 'other process', 'other processes')}, at most {settings.timeout_seconds:g} s per "
+        f"reply, while other episodes are decoded{again}."
+    )
+
+
 def _kl(config: RunConfig, facts: RunFacts) -> str:
     size = "as large as the model" if facts.reference_bytes is None else f"{facts.reference_bytes / 1e6:,.0f} MB"
     if not config.kl.coef:
@@ -249,6 +260,7 @@ PLAN: tuple[tuple[Callable[[RunConfig, RunFacts], bool], str | Callable[[RunConf
     (lambda c, f: c.filter.off_policy_threshold is not None, "off_policy"),
     (lambda c, f: not c.learner.built_in, "other_learner"),
     (lambda c, f: True, lambda c, f: c.cluster.facts.sentences),
+    (lambda c, f: c.environment.present, _environment),
     (lambda c, f: not c.demonstrates or bool(c.eval.every and c.data.holds_out), _lengths),
     (lambda c, f: True, _kl),
     (lambda c, f: _moves(c, f) and c.following.mixup_alpha == 1, "reference_copied"),
