@@ -282,15 +282,6 @@ def test_mixed_accepts_workers_of_another_torch_and_gives_up_that_they_are_exact
     assert last["cluster/workers_alive"] == 2
 
 
-@ray_is_here
-@pytest.mark.slow
-def test_ranks_of_another_torch_are_refused_also_where_workers_are_not(project: Path) -> None:
-    both = [*RAY, "cluster.mixed=true", "cluster.rollout_workers=1", "cluster.learner_ranks=2", "--out", "out"]
-    run = run_of_other_versions("torch", "2.99.0", "train", "recipe.toml", *both)
-    assert run.returncode != 0
-    assert f"has torch {torch.__version__}, and the run has 2.99.0: their bits may differ" in run.stderr
-
-
 def servers_of(project: Path) -> list[psutil.Process]:
     """The minders whose servers are started by the program in a project."""
     found = []

@@ -323,16 +323,6 @@ def test_an_error_of_the_input_is_the_one_that_one_process_gives(orders: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", ["object", "gloo"])
-def test_one_two_and_four_workers_give_the_same_groups_twenty_times(orders: Path, weights: str) -> None:
-    right, _ = rollouts(orders, 0, 20)
-    for count in (1, 2, 4):
-        found, measured = rollouts(orders, count, 20, weights=weights)
-        assert found == right, count
-        assert {one["cluster/workers_alive"] for one in measured} == {float(count)}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("action", ["SIGSTOP", "hang"])
 def test_a_worker_that_is_stopped_or_never_ends_is_replaced(
     orders: Path, action: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
