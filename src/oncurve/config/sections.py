@@ -10,16 +10,17 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, SerializeAsAny, SkipValidation
+from pydantic import AfterValidator, Field, SerializeAsAny, SkipValidation, model_validator
 from torch import Tensor
 
 from oncurve.advantages import ADVANTAGE_KINDS, DemonstrationAdvantage, GroupAdvantage, check_advantage, needs_of
 from oncurve.base.paths import path_component
-from oncurve.cluster import CLUSTER_KINDS, Cluster, NoCluster, check_cluster, cluster_meant
+from oncurve.cluster import CLUSTER_KINDS, Cluster, check_cluster, cluster_meant
 from oncurve.components import Component, Inert, check_of, kind_of
 from oncurve.config.schema import Schema, Section, fixed
 from oncurve.config.warm_start import SftSettings
 from oncurve.data import DATA_KINDS, DataSettings, Files, check_data
+from oncurve.environments import ENVIRONMENT_KINDS, EnvironmentSettings, NoEnvironment, environment_meant
 from oncurve.learner import (
     CRITIC_KINDS,
     LEARNER_KINDS,
@@ -56,7 +57,7 @@ from oncurve.losses import (
 from oncurve.models.adapters import LoraSettings
 from oncurve.models.loading import ModelConfig
 from oncurve.reward_models import REWARD_MODEL_KINDS, IterativeSettings, NoRewardModel, RewardModelSettings
-from oncurve.rewards import RewardSettings
+from oncurve.rewards import EnvironmentReward, RewardSettings
 from oncurve.rollout import ENGINE_KINDS, EngineConfig, LocalEngine, Sampling
 from oncurve.tracking import TrackingSettings
 from oncurve.trainer import Advantage, RolloutsSettings
@@ -194,6 +195,7 @@ class RunConfig(Component):
     data: SerializeAsAny[DataSettings] = Files()
     rollout: Sampling = Sampling.model_validate({})
     engine: Annotated[EngineConfig, SkipValidation] = LocalEngine()
+    environment: SerializeAsAny[EnvironmentSettings | NoEnvironment] = NoEnvironment()
     rewards: tuple[SerializeAsAny[RewardSettings], ...] = ()
     advantage: Annotated[Advantage, SkipValidation] = GroupAdvantage()
     objective: Annotated[Objective, SkipValidation] = Clipped()
@@ -205,7 +207,7 @@ class RunConfig(Component):
     correction: Annotated[Correction, SkipValidation] = NoCorrection()
     learner: SerializeAsAny[LearnerSettings] = LearnerConfig()
     critic: Annotated[Critic, SkipValidation] = NoCritic()
-    cluster: Annotated[Cluster, SkipValidation] = NoCluster()
+    cluster: Annotated[Cluster, SkipValidation] = Cluster()
     reward_model: SerializeAsAny[RewardModelSettings | NoRewardModel] = NoRewardModel()
     iterative: IterativeSettings = IterativeSettings()
     sft: SftSettings = SftSettings()
@@ -213,6 +215,15 @@ class RunConfig(Component):
     rollouts: RolloutsSettings = RolloutsSettings()
     eval: EvalSettings = EvalSettings()
     tracking: TrackingSettings = TrackingSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_environment_reward(cls, values: Any) -> Any:
+        """Add the environment's own reward, weight 1, where none of the rewards is that."""
+        environment, rewards = values.get("environment", NoEnvironment()), tuple(values.get("rewards", ()))
+        if not environment.present or any(reward.scores_turns for reward in rewards):
+            return values
+        return {**values, "rewards": (*rewards, EnvironmentReward(name=environment.title))}
 
     @property
     def token_weights(self) -> Aggregation:
@@ -317,7 +328,7 @@ class RunConfig(Component):
     @property
     def exact_rollout(self) -> bool:
         """Return whether recorded log-probs are those of the weights that sampled, whatever process did."""
-        return self.engine.exact and self.cluster.facts.exact
+        return self.engine.exact and not self.cluster.facts.served
 
     @property
     def stays_at_1(self) -> bool:
@@ -349,6 +360,7 @@ SECTIONS: dict[str, Section] = {
     "lora": fixed(LoraSettings),
     "data": Section(DATA_KINDS, "files", check_data),
     "rollout": fixed(Sampling),
+    "environment": Section(ENVIRONMENT_KINDS, "none", meant=environment_meant, path_kind="tools"),
     "engine": Section(ENGINE_KINDS, "local", check_of("engine", ("build", "exact"), ("exact", "records_kept_sets"))),
     "advantage": Section(ADVANTAGE_KINDS, "grpo", check_advantage),
     "objective": Section(OBJECTIVE_KINDS, "clipped", check_objective),

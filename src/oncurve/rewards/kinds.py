@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from oncurve.rewards.functions.choice import Choice
 from oncurve.rewards.functions.cosine import Cosine
+from oncurve.rewards.functions.episode import EnvironmentReward
 from oncurve.rewards.functions.format import Format
 from oncurve.rewards.functions.math import Math
 from oncurve.rewards.functions.python import Python
-from oncurve.rewards.functions.shaping import LengthCap, Overlong, Repetition
+from oncurve.rewards.functions.shaping import Overlong, Repetition
 from oncurve.rewards.functions.verify import Exact, Numeric, Regex, Task, TaskSteps
 from oncurve.rewards.judge.model_judge import ModelJudge
 from oncurve.rewards.model import ModelReward, ProcessModelReward
@@ -24,9 +25,9 @@ REWARD_KINDS: dict[str, type[RewardSettings]] = {
     "task": Task,
     "task_steps": TaskSteps,
     "overlong": Overlong,
-    "length_cap": LengthCap,
     "repetition": Repetition,
     "cosine": Cosine,
+    "environment": EnvironmentReward,
     "model": ModelReward,
     "process_model": ProcessModelReward,
     "model_judge": ModelJudge,

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from oncurve.components import Component
+from oncurve.types import Prompt
 
 
 class Sampling(Component):
@@ -51,6 +52,12 @@ class Sampling(Component):
         """The settings that leave tokens out before one is drawn, like "top_k 20, top_p 0.9"; "" for none."""
         given = {"top_k": self.top_k, "top_p": self.top_p % 1, "min_p": self.min_p}
         return ", ".join(f"{name} {value:g}" for name, value in given.items() if value and self.temperature)
+
+    def of(self, prompt: Prompt) -> Sampling:
+        """Return these settings with the prompt's own `limit`, where that is lower."""
+        if prompt.limit is None or prompt.limit >= self.max_new_tokens:
+            return self
+        return self.model_copy(update={"max_new_tokens": prompt.limit})
 
     @field_validator("temperature")
     @classmethod

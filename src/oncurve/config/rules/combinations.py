@@ -76,12 +76,18 @@ IMPOSSIBLE_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "other_learner_on_ranks": lambda c: not c.cluster.facts.alone and not c.learner.built_in,
     "quantised_base_divided": lambda c: c.cluster.facts.divided and c.model.quantization is not None,
     "split_masters_divided": lambda c: c.cluster.facts.divided and c.learner.masters == "split",
+    "exact_kl_divided": lambda c: c.cluster.facts.divided and "full_kl" in c.policy_term.needs | c.regularizer.needs,
     "vllm_quantised": lambda c: c.cluster.facts.served and c.model.quantization is not None,
     "vllm_stop": lambda c: c.cluster.facts.served and bool(c.rollout.stop),
     "kept_sets_unrecorded": lambda c: (
         bool(c.rollout.truncation) and (c.cluster.facts.served or not stated(c.engine, "records_kept_sets", False))
     ),
     "vllm_temperature": lambda c: c.cluster.facts.served and 0 < c.rollout.temperature < 0.01,
+    "episodes_in_iterations": lambda c: c.environment.present and c.iterative.steps > 0,
+    "episodes_by_teacher": lambda c: (
+        c.environment.present and getattr(teacher_of(c.advantage), "template", None) is not None
+    ),
+    "reward_of_no_environment": lambda c: not c.environment.present and any(r.scores_turns for r in c.rewards),
     "weights_always_1": lambda c: corrects(c.correction) and c.learner.old_logprobs == "rollout",
     "corrected_twice": lambda c: corrects(c.correction) and corrects_for_sampler(c.objective),
 }

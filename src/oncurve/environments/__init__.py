@@ -1,0 +1,30 @@
+"""Episodes: an environment replies to what the policy writes, and its replies are context that is not trained on.
+
+settings.py   `[environment]`: the kinds, and the limits of their workers.
+engine.py     `EpisodeEngine`: a rollout engine for completions of several turns, over any other engine.
+dialogue.py   tokens of an environment's messages.
+host.py       the workers, as the run sees them.
+play.py       the callable of a worker. episode.py is its protocol, tools.py TRL's shape of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncurve.base.lazy import lazily
+
+if TYPE_CHECKING:
+    from oncurve.environments.dialogue import Dialogue as Dialogue
+    from oncurve.environments.engine import EpisodeEngine as EpisodeEngine
+    from oncurve.environments.episode import Episode as Episode, Reply as Reply, ToolCall as ToolCall
+    from oncurve.environments.host import Host as Host
+    from oncurve.environments.settings import (
+        ENVIRONMENT_KINDS as ENVIRONMENT_KINDS,
+        EnvironmentSettings as EnvironmentSettings,
+        NoEnvironment as NoEnvironment,
+        Tools as Tools,
+        environment_meant as environment_meant,
+    )
+    from oncurve.environments.trial import rehearsed as rehearsed
+
+__getattr__, _ = lazily(__name__)  # a worker imports its own side alone
