@@ -111,6 +111,7 @@ def test_the_first_step_of_a_run_in_shards_is_that_of_one_process(project: Path,
         assert two[key] == about(one[key]), key
 
 
+@pytest.mark.slow
 def test_without_a_cluster_there_is_no_nursery_and_no_socket_is_open(project: Path) -> None:
     code = (
         "import sys, oncurve.cli\n"

@@ -38,7 +38,7 @@ _LONGEST_TOKEN = 256
 
 @dataclass
 class _Row:
-    """One episode as it grows."""
+    """An episode as it grows."""
 
     number: int
     prompt: Prompt
@@ -118,7 +118,7 @@ class EpisodeEngine(Closing):
 
     @property
     def exact(self) -> bool:
-        """Return whether recorded log-probs are those of the weights that sampled, as `inner` states it."""
+        """Return whether recorded log-probs are those of the weights that sampled."""
         return self.inner.exact
 
     def follow(self, weights: Weights) -> None:
