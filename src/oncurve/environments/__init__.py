@@ -5,6 +5,8 @@ engine.py     `EpisodeEngine`: a rollout engine whose completions have turns, ov
 dialogue.py   token ids of what an environment says, after what the policy has sampled
 host.py       the worker processes in which environments run
 play.py       what runs in such a worker; episode.py is its protocol, tools.py and the others are the shapes
+programs.py   episodes that are programs of the user's: they call the policy at the address of endpoint.py, and run in a
+              worker by program.py
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ if TYPE_CHECKING:
     from oncurve.environments.engine import EpisodeEngine as EpisodeEngine
     from oncurve.environments.episode import Episode as Episode, Reply as Reply, ToolCall as ToolCall
     from oncurve.environments.host import Host as Host
+    from oncurve.environments.programs import Programs as Programs
     from oncurve.environments.settings import (
         ENVIRONMENT_KINDS as ENVIRONMENT_KINDS,
+        Endpoint as Endpoint,
         EnvironmentSettings as EnvironmentSettings,
         NoEnvironment as NoEnvironment,
         Tools as Tools,

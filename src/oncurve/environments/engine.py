@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -34,11 +34,11 @@ from oncurve.types import Completion, Ending, Group, Prompt, Turn
 
 _TURN = 1 << 40
 """Sample indices of the turns of one sample are so far apart."""
-_LONGEST_TOKEN = 256
+LONGEST_TOKEN = 256
 """No token has more characters: a longer reply cannot fit, and is not tokenised."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """One stream of tokens as it grows: an episode, or one of those of a program.
 
@@ -121,9 +121,9 @@ class EpisodeEngine(Closing):
         sampling: Sampling,
         seed: int,
         keep: bool = False,
-        rollout: type[Rollout] | None = None,
+        rollout: Callable[..., Rollout] | None = None,
     ) -> None:
-        self._rollout: type[Rollout] = rollout or Replies
+        self._rollout = rollout or Replies
         self.inner, self.settings, self.host, self.dialogue = inner, settings, host, dialogue
         self.sampling, self.seed, self.keep = sampling, seed, keep
         self.rollouts = 0
@@ -201,14 +201,14 @@ class Rollout:
     ) -> None:
         self._engine, self._draw, self._sampling, self._on_group = engine, draw, sampling, on_group
         self._about = engine.host.about()
-        self._firsts, self._prompts = firsts, prompts
+        self._firsts, self._prompts, self._most_waves = firsts, prompts, engine.settings.waves
         self._rows: list[list[Row]] = [[] for _ in prompts]
         self._groups: dict[int, Group] = {}
 
     def begin(self) -> None:
         """Begin the episodes."""
 
-    def hear(self, wave: Sequence[int]) -> None:
+    def hear(self, wave: range) -> None:
         """Wait until the next turn of each row of these groups is the policy's, or the row has `ended`."""
         raise NotImplementedError
 
@@ -228,18 +228,18 @@ class Rollout:
         """Play all episodes."""
         self.begin()
         while len(self._groups) < len(self._prompts):
-            for wave in self._waves(self._engine.settings.waves):
+            for wave in self._waves():
                 self._turn(wave)
         return [self._groups[index] for index in range(len(self._prompts))]
 
-    def _waves(self, most: int) -> list[range]:
-        count = min(most, len(self._prompts))
+    def _waves(self) -> list[range]:
+        count = min(self._most_waves, len(self._prompts))
         return [range(number, len(self._prompts), count) for number in range(count)]
 
     def _all(self) -> list[Row]:
         return [row for rows in self._rows for row in rows]
 
-    def _turn(self, wave: Sequence[int]) -> None:
+    def _turn(self, wave: range) -> None:
         """Take in what has been said to a wave, and decode its next turn."""
         self.hear(wave)
         for index in wave:
@@ -337,7 +337,7 @@ class Rollout:
     def _context(self, row: Row, said: Sequence[dict[str, Any]], ended: Ending) -> Ending | None:
         """Append what an environment says; the ending, where that cannot be."""
         left = row.room - len(row.ids)
-        if sum(len(str(message["content"])) for message in said) > left * _LONGEST_TOKEN:
+        if sum(len(str(message["content"])) for message in said) > left * LONGEST_TOKEN:
             return "budget"
         assert row.start is not None
         history = [*row.start.messages, *row.written[:-1]] if row.start.messages else ()
@@ -369,7 +369,7 @@ class Replies(Rollout):
                 self._rows[index].append(row)
                 self._ask(row, {"act": "start", "row": dict(prompt.columns), "prompt": asked})
 
-    def hear(self, wave: Sequence[int]) -> None:
+    def hear(self, wave: range) -> None:
         """Take in what the environments of a wave have said."""
         while waiting := [row for index in wave for row in self._rows[index] if row.pending is not None]:
             for row in waiting:

@@ -213,7 +213,14 @@ def evaluate(
 def _scored(engine: RolloutEngine, scorer: Scorer, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
     with scorer.begin() as scoring:
         groups = sample(engine, prompts, EVALUATION_DRAW, sampling.group_size, sampling, scoring.submit)
-        return scoring.finish(groups)
+        return [_one_per_sample(group) for group in scoring.finish(groups)]
+
+
+def _one_per_sample(group: Group) -> Group:
+    """Return the group with the first completion of each episode."""
+    firsts = group.firsts()
+    completions, scores = (tuple(each[n] for n in firsts) for each in (group.completions, group.scores))
+    return replace(group, completions=completions, scores=scores)
 
 
 def _verdicts(

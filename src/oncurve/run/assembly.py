@@ -17,12 +17,12 @@ from oncurve.advantages import reads_rewards, teacher_of
 from oncurve.base.errors import ConfigError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
 from oncurve.data import DemonstrationRows, Demonstrations, Prompts, Rows, distinct_prompts, load_eval_rows, load_rows
-from oncurve.environments import Dialogue, EpisodeEngine, Host, NoEnvironment
+from oncurve.environments import Dialogue, EpisodeEngine, Host, NoEnvironment, Programs
 from oncurve.evaluate import Evaluation
 from oncurve.forecast import training_bytes
 from oncurve.learner import Learner, check_learner
 from oncurve.machine.threads import prepare_process
-from oncurve.models import Adapter, LoadedModel, adapted, module_device
+from oncurve.models import Adapter, LoadedModel, adapted, has_template, module_device
 from oncurve.reward_models import Iterations
 from oncurve.rewards import RewardSet
 from oncurve.rollout import RolloutEngine, check_token_ids
@@ -412,7 +412,12 @@ def with_environment(
     dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs)
     keep = any("environments" in each.accepts.takes for each in rewards.components)
     host = Host(settings, base)
-    return EpisodeEngine(engine, settings, host, dialogue, config.rollout, config.run.seed, keep)
+    rollout = None
+    if settings.programs:
+        rollout = partial(Programs, longest=loaded.model.longest_row)
+        if not has_template(loaded.tokenizer):
+            raise ConfigError("environment: programs speak in chats, and the model's tokenizer has no chat template")
+    return EpisodeEngine(engine, settings, host, dialogue, config.rollout, config.run.seed, keep, rollout)
 
 
 def _engine_maker(config: RunConfig, loaded: LoadedModel) -> Callable[[], RolloutEngine]:
