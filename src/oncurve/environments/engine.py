@@ -24,7 +24,6 @@ from oncurve.base.errors import ModelError
 from oncurve.environments.dialogue import Dialogue, TemplateError
 from oncurve.environments.host import Host, Pending
 from oncurve.environments.play import MOST_CALLS
-from oncurve.environments.settings import EnvironmentSettings
 from oncurve.environments.tools import BY_COLUMN
 from oncurve.models import Weights
 from oncurve.processes.pool import Reply
@@ -115,7 +114,6 @@ class EpisodeEngine(Closing):
     def __init__(
         self,
         inner: RolloutEngine,
-        settings: EnvironmentSettings,
         host: Host,
         dialogue: Dialogue,
         sampling: Sampling,
@@ -124,7 +122,7 @@ class EpisodeEngine(Closing):
         rollout: Callable[..., Rollout] | None = None,
     ) -> None:
         self._rollout = rollout or Replies
-        self.inner, self.settings, self.host, self.dialogue = inner, settings, host, dialogue
+        self.inner, self.settings, self.host, self.dialogue = inner, host.settings, host, dialogue
         self.sampling, self.seed, self.keep = sampling, seed, keep
         self.rollouts = 0
         self.noted: defaultdict[str, float] = defaultdict(float)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import DataError
-from oncurve.environments.endpoint import EndpointServer
+from oncurve.environments.endpoint import EndpointServer, Line
 from oncurve.environments.settings import EnvironmentSettings
 from oncurve.processes.pool import Job, Reply, WorkerPool
 from oncurve.rewards import Accepts, InProcess
@@ -47,7 +47,7 @@ class Host(Closing):
     """
 
     def __init__(self, settings: EnvironmentSettings, base: Path | None) -> None:
-        self._settings, self._base = settings, base
+        self.settings, self._base = settings, base
         self._pools: list[WorkerPool] = []
         self._here: InProcess | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -67,12 +67,12 @@ class Host(Closing):
         Raises ConfigError: its code cannot be loaded.
         """
         if not self._pools and self._here is None:
-            player = self._settings.here()
+            player = self.settings.here()
             if player is not None:
                 self._here, self._about = InProcess(player, Accepts()), player.about
                 self._thread = ThreadPoolExecutor(1, "oncurve-environment")
             else:
-                self._pools = [self._settings.workers(self._base) for _ in range(self._settings.processes)]
+                self._pools = [self.settings.workers(self._base) for _ in range(self.settings.processes)]
                 self._about = self._pools[0].about
         return self._about
 
@@ -98,6 +98,11 @@ class Host(Closing):
             return _InWorker(self._pools[episode % len(self._pools)], item, done)
         except TypeError as error:
             raise DataError(f"environment: a column cannot be sent to its worker: {error}") from error
+
+    def run(self, slot: int, line: Line, row: Mapping[str, Any], prompt: Any, seed: int) -> Pending:
+        """Begin to run a program for a row in the worker number `slot`. Raises DataError: a column is not JSON."""
+        address = {"address": self.endpoint.address, "key": line.key}
+        return self.begin(slot, {**address, "row": dict(row), "prompt": prompt, "seed": seed}, line.events)
 
     def close(self) -> None:
         """End the workers. Twice is allowed; `about` starts others."""

@@ -143,14 +143,9 @@ class Programs(Rollout):
     def _begin(self, program: _Program, slot: int) -> None:
         host, prompt = self._engine.host, program.prompt
         program.line, program.slot = host.endpoint.open(), slot
-        item = {
-            "address": host.endpoint.address,
-            "key": program.line.key,
-            "seed": episode_seed(self._engine.seed, self._draw, prompt.id, 0, 0),  # all samples of a group begin alike
-            "row": dict(prompt.columns),
-            "prompt": [dict(each) for each in prompt.messages] if prompt.messages else prompt.text,
-        }
-        program.pending = host.begin(slot, item, program.line.events)
+        seed = episode_seed(self._engine.seed, self._draw, prompt.id, 0, 0)  # all samples of a group begin alike
+        asked = [dict(each) for each in prompt.messages] if prompt.messages else prompt.text
+        program.pending = host.run(slot, program.line, prompt.columns, asked, seed)
 
     def _listen(self, program: _Program) -> None:
         """Wait for a program's next call, or for its end."""

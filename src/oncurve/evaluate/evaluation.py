@@ -218,9 +218,8 @@ def _scored(engine: RolloutEngine, scorer: Scorer, prompts: Sequence[Prompt], sa
 
 def _one_per_sample(group: Group) -> Group:
     """Return the group with the first completion of each episode."""
-    firsts = group.firsts()
-    completions, scores = (tuple(each[n] for n in firsts) for each in (group.completions, group.scores))
-    return replace(group, completions=completions, scores=scores)
+    pairs = [(group.completions[number], group.scores[number]) for number in group.firsts()]
+    return replace(group, completions=tuple(c for c, _ in pairs), scores=tuple(s for _, s in pairs))
 
 
 def _verdicts(

@@ -65,7 +65,7 @@ def engine(name, inner=None, most=MOST, **settings):
         inner.follow(LocalWeights(TableModel(table(), longest_row=4000), 7))
     dialogue = Dialogue(TOKENIZER, [EOS], {})
     host = Host(environment, None)
-    return EpisodeEngine(inner, environment, host, dialogue, sampling, SEED, rollout=Programs)
+    return EpisodeEngine(inner, host, dialogue, sampling, SEED, rollout=Programs)
 
 
 def prompts(rows):
