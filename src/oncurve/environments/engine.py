@@ -155,7 +155,7 @@ class EpisodeEngine(Closing):
         self.inner.close()
 
     def measured(self) -> Mapping[str, float]:
-        """Return the metrics of the episodes since the last call, and those of `inner`."""
+        """Return the metrics of the last training rollout's episodes, and those of `inner` since the last call."""
         found, self.noted = dict(self.noted), defaultdict(float)
         count = found.pop("episodes", 0.0)
         for name in ("turns/mean", "turns/limit", "turns/rewarded"):
@@ -175,10 +175,13 @@ class EpisodeEngine(Closing):
 
         Raises what `inner` raises, and ConfigError: the environment's code cannot be loaded.
         """
+        noted: defaultdict[str, float] = defaultdict(float)
+        if sampling is None:  # an evaluation brings its own, and is not measured
+            self.noted = noted
         sampling = sampling or self.sampling
         firsts = count_samples(prompts, sampling.group_size) if first_samples is None else first_samples
         self.rollouts += 1
-        rollout = self._rollout(self, prompts, draw, sampling, firsts, on_group)
+        rollout = self._rollout(self, prompts, draw, sampling, firsts, on_group, noted)
         try:
             return rollout.run()
         finally:
@@ -196,8 +199,10 @@ class Rollout:
         sampling: Sampling,
         firsts: Sequence[int],
         on_group: OnGroup | None,
+        noted: defaultdict[str, float],
     ) -> None:
         self._engine, self._draw, self._sampling, self._on_group = engine, draw, sampling, on_group
+        self._noted = noted
         self._about = engine.host.about()
         self._firsts, self._prompts, self._most_waves = firsts, prompts, engine.settings.waves
         self._rows: list[list[Row]] = [[] for _ in prompts]
@@ -325,12 +330,12 @@ class Rollout:
             self._note("turns/limit", float(row.ended == "turns"))
             self._note("turns/rewarded", float(sum(bool(turn.reward) for turn in row.turns)))
             self._note("environment/faults", float(row.fault is not None))
-            self._engine.noted["turns/max"] = max(self._engine.noted["turns/max"], float(row.turn))
+            self._noted["turns/max"] = max(self._noted["turns/max"], float(row.turn))
         if self._on_group is not None:
             self._on_group(index, self._groups[index])
 
     def _note(self, name: str, value: float) -> None:
-        self._engine.noted[name] += value
+        self._noted[name] += value
 
     def _context(self, row: Row, said: Sequence[dict[str, Any]], ended: Ending) -> Ending | None:
         """Append what an environment says; the ending, where that cannot be."""
