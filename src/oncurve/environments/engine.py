@@ -126,7 +126,7 @@ class EpisodeEngine(Closing):
         self.sampling, self.seed, self.keep = sampling, seed, keep
         self.rollouts = 0
         self.noted: defaultdict[str, float] = defaultdict(float)
-        self._episodes = 0
+        self.warned: set[str] = set()
 
     @property
     def exact(self) -> bool:

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import DataError
-from oncurve.environments.endpoint import EndpointServer, Line
 from oncurve.environments.settings import EnvironmentSettings
 from oncurve.processes.pool import Job, Reply, WorkerPool
 from oncurve.rewards import Accepts, InProcess
+
+if TYPE_CHECKING:
+    from oncurve.environments.endpoint import EndpointServer, Line
 
 
 class Pending(Protocol):
@@ -56,9 +58,10 @@ class Host(Closing):
 
     @property
     def endpoint(self) -> EndpointServer:
-        """The address that programs call, from its first use on. Raises ConfigError: a package is missing."""
-        if self._endpoint is None:
-            self._endpoint = EndpointServer()
+        """The address that programs call, from its first use on."""
+        from oncurve.environments.endpoint import EndpointServer  # here: its packages are an extra
+
+        self._endpoint = self._endpoint or EndpointServer()
         return self._endpoint
 
     def about(self) -> Mapping[str, Any]:

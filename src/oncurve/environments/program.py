@@ -14,7 +14,6 @@ import http.client
 import inspect
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -46,10 +45,10 @@ class ProgramPlayer:
         _say_begun(item["address"], item["key"])
         given = {**row, "row": row, "base_url": item["address"], "api_key": item["key"], "model": MODEL}
         value = self._run(**_taken(self._run, given))
-        if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
             import asyncio  # here: it takes long to import, and few programs need it
 
-            value = asyncio.run(_awaited(value))
+            value = asyncio.run(value)
         return {"outcome": None if value is None else float(value)}
 
 
@@ -63,10 +62,6 @@ def _taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, 
     if missing:
         raise TypeError(f"the program takes {missing[0]!r}, and it can be given: {', '.join(given)}")
     return {each.name: given[each.name] for each in named if each.name in given}
-
-
-async def _awaited(value: Any) -> Any:
-    return await value
 
 
 def _say_begun(address: str, key: str) -> None:
@@ -84,26 +79,16 @@ def command_runner(command: Sequence[str], folder: str) -> Callable[..., float |
     """
 
     def run(row: Mapping[str, Any]) -> float | None:
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        called = [sys.executable if command[0] == "python" else command[0], *command[1:]]
+        environment = {**os.environ, "ONCURVE_ROW": json.dumps(row, default=str)}
         with tempfile.TemporaryFile() as output:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                cwd=folder,
-                env={**os.environ, "PATH": path, "ONCURVE_ROW": json.dumps(row, default=str)},
-                start_new_session=True,
-            )
-            code = child.wait()
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)  # what it has left behind
-            if code:
-                raise RuntimeError(f"the command ended with exit code {code}")
+            ended = subprocess.run(called, stdin=subprocess.DEVNULL, stdout=output, cwd=folder, env=environment)
+            if ended.returncode:
+                raise RuntimeError(f"the command ended with exit code {ended.returncode}")
             output.seek(max(0, output.seek(0, os.SEEK_END) - _LONGEST_LINE))
-            lines = output.read().decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+            lines = output.read().decode(errors="replace").strip().split("\n")
         try:
-            return float(last)
+            return float(lines[-1])
         except ValueError:
             return None
 

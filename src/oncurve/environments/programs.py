@@ -22,7 +22,7 @@ from queue import Empty
 from typing import Any
 
 from oncurve.base.errors import ModelError
-from oncurve.environments.endpoint import BEGUN, Asked, Call, Line, answered, error, told_calls
+from oncurve.environments.endpoint import BEGUN, OVER, Asked, Call, Line, answered
 from oncurve.environments.engine import LONGEST_TOKEN, Rollout, Row
 from oncurve.environments.host import Pending
 from oncurve.environments.settings import Endpoint
@@ -32,7 +32,7 @@ from oncurve.types import Completion, Ending, Prompt
 log = logging.getLogger("oncurve.environments")
 
 _PATIENCE_SECONDS = 10.0  # for a worker that starts
-_warned: set[str] = set()
+_CODES = {"budget": "context_length_exceeded", "turns": "max_turns"}
 
 
 @dataclass(eq=False)
@@ -40,8 +40,8 @@ class _Made:
     """A call that was taken in, its answer once it is there, and the requests that wait for it."""
 
     asked: Asked
-    calls: list[Call]
     row: Row
+    calls: list[Call]
     answer: Mapping[str, Any] | None = None
 
 
@@ -53,6 +53,7 @@ class _Program:
     made        its calls; `unclaimed` are those that a program that runs again has not made again yet
     calls       that have come and are not taken in
     refused     the ending of a program whose last call was refused, of the row `last`
+    refusals    so many calls were refused
     """
 
     number: int
@@ -62,7 +63,6 @@ class _Program:
     line: Line | None = None
     pending: Pending | None = None
     slot: int = -1
-    runs: int = 0
     since: float | None = None
     rows: list[Row] = field(default_factory=list)
     made: list[_Made] = field(default_factory=list)
@@ -70,17 +70,8 @@ class _Program:
     calls: list[Call] = field(default_factory=list)
     refused: Ending | None = None
     last: Row | None = None
+    refusals: int = 0
     posted: float | None = None
-
-    @property
-    def live(self) -> bool:
-        """Return whether it runs."""
-        return self.pending is not None
-
-    @property
-    def over(self) -> bool:
-        """Return whether it has run."""
-        return self.line is not None and self.pending is None
 
     @property
     def waits(self) -> list[_Made]:
@@ -108,57 +99,46 @@ class Programs(Rollout):
     def hear(self, wave: range) -> None:
         """Let programs run until each has a call that waits, or has ended; others begin in their place."""
         began = time.perf_counter()
-        while busy := self._busy(wave):
+        programs = [program for program in self._programs if program.index in wave]
+        while busy := self._busy(wave, programs):
             for program in busy:
                 self._listen(program)
-            if any(program.calls for program in busy):
-                time.sleep(self._settings.together_seconds)
-            for program in self._of(wave):
+            time.sleep(self._settings.together_seconds * any(program.calls for program in busy))
+            for program in programs:
                 self._take_calls(program)
         self._note("environment/wait_seconds", time.perf_counter() - began)
 
     def over(self, index: int) -> bool:
         """Return whether all programs of a group have ended."""
-        return all(program.over for program in self._programs if program.index == index)
+        return all(each.line is not None and each.pending is None for each in self._programs if each.index == index)
 
     def give_up(self) -> None:
         """End the programs that run."""
         for program in self._programs:
-            if program.live:
-                self._end(program)
+            self._end(program)
 
-    def _of(self, wave: range) -> list[_Program]:
-        return [program for program in self._programs if program.index in wave]
-
-    def _busy(self, wave: range) -> list[_Program]:
+    def _busy(self, wave: range, programs: Sequence[_Program]) -> list[_Program]:
         """Begin programs where workers of this wave are free, and return those that neither wait nor have ended."""
-        programs = self._of(wave)
-        taken = {program.slot for program in programs if program.live}
+        taken = {program.slot for program in programs if program.pending is not None}
         free = [slot for slot in range(wave.start, self._settings.processes, wave.step) if slot not in taken]
-        waiting = [program for program in programs if program.line is None]
-        for program, slot in zip(waiting, free, strict=False):
-            self._begin(program, slot)
-        return [program for program in programs if program.live and not program.waits]
-
-    def _begin(self, program: _Program, slot: int) -> None:
-        host, prompt = self._engine.host, program.prompt
-        program.line, program.slot = host.endpoint.open(), slot
-        seed = episode_seed(self._engine.seed, self._draw, prompt.id, 0, 0)  # all samples of a group begin alike
-        asked = [dict(each) for each in prompt.messages] if prompt.messages else prompt.text
-        program.pending = host.run(slot, program.line, prompt.columns, asked, seed)
+        for program, slot in zip([program for program in programs if program.line is None], free, strict=False):
+            host, prompt = self._engine.host, program.prompt
+            program.line, program.slot = host.endpoint.open(), slot
+            seed = episode_seed(self._engine.seed, self._draw, prompt.id, 0, 0)  # all samples of a group begin alike
+            asked = [dict(each) for each in prompt.messages] if prompt.messages else prompt.text
+            program.pending = host.run(slot, program.line, prompt.columns, asked, seed)
+        return [program for program in programs if program.pending is not None and not program.waits]
 
     def _listen(self, program: _Program) -> None:
         """Wait for a program's next call, or for its end."""
-        assert program.line is not None
         limit = self._settings.timeout_seconds
-        while program.live and not program.calls:
+        while program.line is not None and program.pending is not None and not program.calls:
             left = _PATIENCE_SECONDS if program.since is None else program.since + limit - time.monotonic()
             try:
                 self._happened(program, program.line.events.get(timeout=max(0.0, left)))
             except Empty:
-                if program.since is None:
-                    self._engine.host.ready()  # raises, where workers cannot start
-                else:
+                self._engine.host.ready()  # raises, where workers cannot start
+                if program.since is not None:
                     self._fail(program, f"timeout: no call within {limit:g} seconds (timeout_seconds)")
 
     def _happened(self, program: _Program, event: Any) -> None:
@@ -166,137 +146,105 @@ class Programs(Rollout):
             self._finished(program)
         elif isinstance(event, Call):
             program.calls.append(event)
-        elif event == BEGUN:
-            program.runs, program.since, program.posted = program.runs + 1, time.monotonic(), None
-            if program.runs > 1 and not self._settings.exact:
-                self._fail(program, "died: its worker has ended, and environment.exact = false: it is not run again")
-            program.calls, program.unclaimed = [], list(program.made)
+        elif event != BEGUN:
+            program.posted = float(event)
+        elif program.since is not None and not self._settings.exact:
+            self._fail(program, "died: its worker has ended, and environment.exact = false: it is not run again")
         else:
-            program.posted = event
+            program.calls, program.unclaimed, program.posted = [], list(program.made), None
+            program.since = time.monotonic()
 
     def _take_calls(self, program: _Program) -> None:
         """Take in the calls of a program that have come, in an order that depends on what they say."""
-        while program.live and program.line is not None and not program.line.events.empty():
+        while program.line is not None and program.pending is not None and not program.line.events.empty():
             self._happened(program, program.line.events.get())
         calls, program.calls = sorted(program.calls, key=lambda call: repr(call.asked)), []
         for call in calls:
-            if not program.live:
-                call.answer(400, error("the episode is over", "episode_over"))
-            elif (known := self._known(program, call)) is not None:
+            known = next((made for made in program.unclaimed if made.asked == call.asked), None)
+            if call.again and known is None:  # a client repeats a call that it has given up
+                known = next((made for made in reversed(program.made) if made.asked == call.asked), None)
+            if program.pending is None:
+                call.refuse(OVER)
+            elif known is not None:
+                program.unclaimed = [made for made in program.unclaimed if made is not known]
                 known.calls.append(call)
-                if known.answer is not None:
-                    self._send(program, known)
+                self._send(program, known)
             elif program.unclaimed:
                 self._fail(program, "died: its worker has ended, and the program does not go the same way again")
             elif len(program.made) >= self._settings.max_turns:
                 most = f"an episode has at most {self._settings.max_turns} calls (environment.max_turns)"
-                self._refuse(program, call, "turns", most)
-            else:
-                self._place(program, call)
-
-    def _known(self, program: _Program, call: Call) -> _Made | None:
-        """Return the same call made before, where a program runs again, or a client repeats it; None: it is new."""
-        before = program.unclaimed or (program.made if call.again else [])
-        found = next((made for made in before if made.asked == call.asked), None)
-        program.unclaimed = [made for made in program.unclaimed if made is not found]
-        return found
-
-    def _place(self, program: _Program, call: Call) -> None:
-        """Give a call its row: one that it goes on with, or a new one."""
-        self._warn(call.asked)
-        row = self._continued(program, call.asked)
-        if row is not None:
-            before, asked = row.ended, call.asked.messages
-            assert row.start is not None
-            assert before is not None
-            said = [dict(each) for each in asked[len(row.start.messages or ()) + len(row.written) :]]
-            ending = self._context(row, said, before)
-            if ending == "budget":
-                program.last = row
-                self._refuse(program, call, ending, self._too_long(row.room))
-                return
-            row = row if ending is None else None  # the template does not go on: the call begins a row
-        if row is None:
-            row = self._new(program, call)
-        if row is not None:
-            row.ended, row.stop, row.place = None, call.asked.stop, len(program.made)
-            row.most = min(call.asked.most or row.room, row.room)
-            program.made.append(_Made(call.asked, [call], row))
-            program.refused, program.last = None, row
+                self._refuse(program, call, most, "turns")
+            elif row := self._continued(program, call.asked) or self._new(program, call):
+                self._warn(call.asked)
+                row.ended, row.stop, row.place = None, call.asked.stop, len(program.made)
+                row.most = min(call.asked.most or row.room, row.room)
+                program.made.append(_Made(call.asked, row, [call]))
+                program.refused, program.last = None, row
 
     def _continued(self, program: _Program, asked: Asked) -> Row | None:
-        """Return the longest row that a call goes on with."""
-        found, longest = None, 0
+        """Return the longest row that a call goes on with, after what it adds."""
+        found, before = None, 0
         for row in program.rows:
-            assert row.start is not None
-            history = [*(row.start.messages or ()), *row.written]
-            if row.ended is None or row.tools != asked.tools or not longest < len(history) < len(asked.messages):
-                continue
-            if all(map(_same, history, asked.messages)):
-                found, longest = row, len(history)
-        return found
+            history = [*((row.start and row.start.messages) or ()), *row.written]
+            fits = row.ended is not None and row.tools == asked.tools and before < len(history) < len(asked.messages)
+            if fits and all(map(_same, history, asked.messages)):
+                found, before = row, len(history)
+        if found is None or found.ended is None:
+            return None
+        ending = self._context(found, [dict(each) for each in asked.messages[before:]], found.ended)
+        return found if ending is None else None  # it has no room, or the template does not go on
 
     def _new(self, program: _Program, call: Call) -> Row | None:
         """Begin a row with the messages of a call; None: it is refused."""
         asked, prompt, room = call.asked, program.prompt, self._sampling.max_new_tokens
-        most = self._settings.max_prompt_tokens
-        ids: tuple[int, ...] = ()
-        fits = sum(len(message["content"]) for message in asked.messages) <= most * LONGEST_TOKEN
+        most, ids = self._settings.max_prompt_tokens, tuple[int, ...]()
         try:
-            ids = self._engine.dialogue.asked(asked.messages, asked.tools) if fits else ()
+            if sum(len(message["content"]) for message in asked.messages) <= most * LONGEST_TOKEN:
+                ids = self._engine.dialogue.asked(asked.messages, asked.tools)
         except ModelError as wrong:
-            self._refuse(program, call, None, str(wrong))
+            self._refuse(program, call, str(wrong))
             return None
         room = room if self._longest is None else min(room, self._longest - len(ids))
         if not ids or len(ids) > most or room < 1:
-            self._refuse(program, call, "budget", self._too_long(min(most, self._longest or most)))
+            self._refuse(program, call, f"at most {min(most, self._longest or most)} tokens fit", "budget")
             return None
-        limit = min(call.asked.most or room, room)
+        limit = min(asked.most or room, room)
         row = Row(program.number, prompt, program.sample, asked.tools, room, limit)
         row.start = replace(prompt, ids=ids, messages=asked.messages, row_ids=prompt.ids, limit=limit)
         program.rows.append(row)
         self._rows[program.index].append(row)
         return row
 
-    def _too_long(self, most: int) -> str:
-        return f"the messages are too long: {most} tokens are the limit (maximum context length)"
-
-    def _refuse(self, program: _Program, call: Call, ending: Ending | None, sentence: str) -> None:
-        program.refused = ending or program.refused
-        codes = {"budget": "context_length_exceeded", "turns": "max_turns"}
-        call.answer(400, error(sentence, codes.get(str(ending), "invalid_request")))
+    def _refuse(self, program: _Program, call: Call, sentence: str, ending: Ending | None = None) -> None:
+        call.refuse(f"the call is refused: {sentence}", _CODES.get(str(ending), "invalid_request"))
+        program.refused, program.since = ending or program.refused, time.monotonic()
+        program.refusals += 1
+        if program.refusals > self._settings.max_turns:
+            self._fail(program, f"calls: it goes on to call after {program.refusals} refusals")
 
     def _warn(self, asked: Asked) -> None:
         """Say once per argument that the run's own value is used."""
         for name, value in asked.ignored.items():
-            if name not in _warned and (name, value) != ("temperature", self._sampling.temperature):
-                _warned.add(name)
+            if name not in self._engine.warned and (name, value) != ("temperature", self._sampling.temperature):
+                self._engine.warned.add(name)
                 log.warning(
-                    "environment: a program calls with %s = %.60r, which has no effect: the run decides how the policy "
-                    "samples",
-                    name,
-                    value,
+                    "environment: %s = %.60r of a program's call has no effect: the run decides it", name, value
                 )
 
     def answer(self, row: Row, completion: Completion, calls: Sequence[Any], good: Sequence[Any]) -> None:
         """Answer the call that waits for this turn."""
         program = self._programs[row.number]
-        row.ended = completion.ended
-        written, prompt = row.written[-1], row.start
-        assert prompt is not None
-        told: dict[str, Any] = {"role": "assistant", "content": _shown(written)}
-        if good:
-            told = {**told, "content": told["content"] or None, "tool_calls": told_calls(written["tool_calls"])}
         (made,) = (made for made in program.waits if made.row is row)
-        before = len(prompt.ids) + len(row.ids) - len(completion.ids)
-        made.answer = answered(told, completion.ended, before, len(completion.ids))
+        row.ended, written, count = completion.ended, row.written[-1], len(completion.ids)
+        before = len(row.start.ids if row.start else ()) + len(row.ids) - count
+        made.answer = answered(_shown(written), written.get("tool_calls"), completion.ended, before, count)
         self._send(program, made)
 
     def _send(self, program: _Program, made: _Made) -> None:
-        assert made.answer is not None
-        for call in made.calls:
-            call.answer(200, made.answer)
-        made.calls, program.since = [], time.monotonic()
+        """Answer those that wait for a call, if the answer is there."""
+        while made.answer is not None and made.calls:
+            made.calls.pop().settle(200, made.answer)
+            program.since = time.monotonic()
 
     def _finished(self, program: _Program) -> None:
         """Take the reward of a program that has ended, or its fault."""
@@ -308,10 +256,9 @@ class Programs(Rollout):
         self._end(program)
         outcome = None if reply.fault is not None else reply.value["outcome"]
         for row in program.rows:
-            row.ended = row.ended or "environment"
+            refused = program.refused if row is program.last else None
+            row.ended = refused or row.ended or "environment"
             row.outcome = program.posted if outcome is None else outcome
-        if program.refused and program.last in program.rows:
-            program.last.ended = program.refused
         if not program.rows:
             self._fail(program, "none: the program has ended and got no answer to a call")
 
@@ -325,13 +272,14 @@ class Programs(Rollout):
             row.fail(why)
 
     def _end(self, program: _Program) -> None:
-        """End a program that runs, with the rows that have no turn."""
-        if program.pending is not None and program.line is not None:
-            program.pending.cancel()
-            program.pending = None
-            for call in [call for made in program.waits for call in made.calls] + program.calls:
-                call.answer(400, error("the episode is over", "episode_over"))
-            self._engine.host.endpoint.shut(program.line)
+        """End a program, if it runs, with the rows that have no turn."""
+        if program.pending is None or program.line is None:
+            return
+        program.pending.cancel()
+        program.pending = None
+        for call in [call for made in program.waits for call in made.calls] + program.calls:
+            call.refuse(OVER)
+        self._engine.host.endpoint.shut(program.line)
         empty = [row for row in program.rows if not row.turn]
         program.rows = [row for row in program.rows if row.turn]
         self._rows[program.index] = [row for row in self._rows[program.index] if row not in empty]
@@ -339,18 +287,15 @@ class Programs(Rollout):
 
 def _shown(message: Mapping[str, Any]) -> str:
     """Return the text of a turn of the policy without its tool calls."""
-    text = str(message["content"])
+    before, mark, _ = str(message["content"]).partition("<tool_call>")
     if not message.get("tool_calls"):
-        return text
-    before, mark, _ = text.partition("<tool_call>")
+        return str(message["content"])
     return before.strip() if mark else ""
 
 
 def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     """Return whether a message of a call is this one of the history. Clients may leave out text beside tool calls."""
-    if ours == theirs:
-        return True
     calls = ours.get("tool_calls")
     if not ours["role"] == theirs["role"] == "assistant" or calls != theirs.get("tool_calls"):
-        return False
+        return ours == theirs
     return theirs["content"].strip() in ({_shown(ours).strip(), ""} if calls else {_shown(ours).strip()})

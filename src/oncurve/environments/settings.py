@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -180,6 +181,8 @@ class Endpoint(EnvironmentSettings):
     def _one(self) -> Endpoint:
         if sum((self.program is not None, bool(self.command), self.function is not None)) != 1:
             raise ValueError('give a program ("agent.py:run") or a command (["python", "agent.py"]), one of them')
+        if find_spec("starlette") is None or find_spec("uvicorn") is None:
+            raise ValueError("it needs starlette and uvicorn; install them with: pip install 'oncurve[endpoint]'")
         if self.program is not None and not all(self.program.rpartition(":")[::2]):
             raise ValueError(f"{self.program!r} names nothing in a file; write 'agent.py:run'")
         return self

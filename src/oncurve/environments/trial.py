@@ -7,8 +7,8 @@ from queue import Empty
 from typing import Any
 
 from oncurve.base.errors import ConfigError
-from oncurve.environments.endpoint import Call, answered, error
 from oncurve.environments.host import Host
+from oncurve.processes.pool import Reply
 
 MADE_UP = "a made-up turn"
 
@@ -40,36 +40,27 @@ def rehearsed(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str
 
 def _called(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, str]]:
     """Run a program whose calls get made-up answers. What it does after the first of them is no mistake of it."""
+    from oncurve.environments.endpoint import Call, answered  # here: its packages are an extra
+
     host.ready()
-    line, answers = host.endpoint.open(), 0
-    said: list[tuple[str, str]] = []
+    line, said, reply = host.endpoint.open(), list[tuple[str, str]](), Reply(None, "timeout", "it made no call")
     pending = host.run(0, line, row, prompt, 0)
     try:
         while (event := line.events.get(timeout=host.settings.timeout_seconds)) is not None:
-            if isinstance(event, Call):
-                if not answers:
-                    said = [(message["role"], message["content"]) for message in event.asked.messages]
-                    said.append(("assistant", MADE_UP))
-                answers += 1
-                if answers <= host.settings.max_turns:
-                    event.answer(200, answered({"role": "assistant", "content": MADE_UP}, "eos", 1, 1))
-                else:
-                    event.answer(400, error("an episode has no more calls", "max_turns"))
-    except Empty:
-        if answers:
-            return said
-        limit = f"{host.settings.timeout_seconds:g} seconds (timeout_seconds)"
-        raise ConfigError(f"environment: the program made no call for the first row within {limit}") from None
-    else:
+            if isinstance(event, Call) and said:
+                event.refuse("an episode before a run has one call", "max_turns")
+            elif isinstance(event, Call):
+                said += [*((each["role"], each["content"]) for each in event.asked.messages), ("assistant", MADE_UP)]
+                event.settle(200, answered(MADE_UP, (), "eos", 1, 1))
         reply = pending.result()
-    finally:
+    except Empty:
         pending.cancel()
-        host.endpoint.shut(line)
-    if not answers:
-        why = "it made no call" if reply.fault is None else f"{reply.fault}:\n{reply.message.strip()}"
-        raise ConfigError(f"environment: the program failed for the first row: {why}")
-    outcome = None if reply.fault is not None else reply.value["outcome"]
-    return said + ([] if outcome is None else [("outcome", f"{outcome:g}")])
+    host.endpoint.shut(line)
+    if not said:
+        why = "it made no call" if reply.fault is None else f"{reply.fault}: {reply.message.strip()}"
+        raise ConfigError(f"environment: the program failed for the first row ({why})")
+    given = reply.fault is None and reply.value["outcome"] is not None
+    return said + ([("outcome", f"{reply.value['outcome']:g}")] if given else [])
 
 
 def _asked(host: Host, item: dict[str, Any]) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ from oncurve.data import (
     load_rows,
     prompt_columns,
 )
-from oncurve.environments import Dialogue, EpisodeEngine, Host, NoEnvironment, Programs, rehearsed
+from oncurve.environments import Dialogue, EpisodeEngine, Host, NoEnvironment, rehearsed
 from oncurve.evaluate import Evaluation
 from oncurve.forecast import training_bytes
 from oncurve.learner import Learner, check_learner
@@ -432,6 +432,8 @@ def with_environment(
     keep = any("environments" in each.accepts.takes for each in rewards.components)
     rollout = None
     if host.settings.programs:
+        from oncurve.environments import Programs  # here: its packages are an extra
+
         rollout = partial(Programs, longest=loaded.model.longest_row)
         if not has_template(loaded.tokenizer):
             raise ConfigError("environment: programs speak in chats, and the model's tokenizer has no chat template")
