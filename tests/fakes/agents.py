@@ -50,6 +50,11 @@ def talk(base_url, api_key, row):
     return total / 10
 
 
+def never(row):
+    """Makes no call."""
+    return 1.0
+
+
 def broken(base_url, api_key, row, how=None):
     """Fails in the way that its row names, after its first call."""
     if how == "never":

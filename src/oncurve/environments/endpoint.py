@@ -27,7 +27,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -107,8 +107,10 @@ def read_call(body: Any) -> Asked:
             raise ValueError(next(rule for rule, held in rules.items() if not held))
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as wrong:
         raise RefusedError(f"the call cannot be read: {type(wrong).__name__}: {wrong}", "invalid_request") from wrong
-    ignored = {name: body[name] for name in _SET_BY_THE_RUN if body.get(name) not in _USUAL or name == "temperature"}
-    return Asked(messages, tools, most, stop, {name: value for name, value in ignored.items() if value is not None})
+    given = {name: body.get(name) for name in _SET_BY_THE_RUN}
+    usual = dict.fromkeys(given, _USUAL) | {"temperature": (None,)}
+    ignored = {name: value for name, value in given.items() if value not in usual[name]}
+    return Asked(messages, tools, most, stop, ignored)
 
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,7 +182,7 @@ class EndpointServer(Closing):
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="critical",
+            log_level="error",
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
@@ -214,13 +216,13 @@ class EndpointServer(Closing):
         if line is None:
             raise RefusedError("this key names no episode that is being played", "invalid_api_key")
         data = bytearray()
-        async for part in request.stream():
-            data += part
-            if len(data) > _LARGEST_BODY:
-                raise RefusedError(f"a call has at most {_LARGEST_BODY} bytes", "invalid_request")
         try:
+            async for part in request.stream():
+                data += part
+                if len(data) > _LARGEST_BODY:
+                    raise ValueError(f"it has more than {_LARGEST_BODY} bytes")
             return line, json.loads(data)
-        except (ValueError, RecursionError) as wrong:
+        except (ValueError, RecursionError, ClientDisconnect) as wrong:
             raise RefusedError(f"the body is not JSON: {wrong}", "invalid_request") from wrong
 
     async def _chat(self, request: Request) -> Response:
