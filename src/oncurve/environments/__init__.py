@@ -1,6 +1,6 @@
 """Episodes: an environment replies to what the policy writes, and its replies are context that is not trained on.
 
-settings.py   `[environment]`: the kinds, and the limits of their workers
+settings.py   `[environment]`: the kinds, and the limits of their workers.
 engine.py     `EpisodeEngine`: a rollout engine whose completions have turns, over any other engine
 dialogue.py   token ids of what an environment says, after what the policy has sampled
 host.py       the worker processes in which environments run

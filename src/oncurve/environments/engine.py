@@ -130,7 +130,7 @@ class EpisodeEngine(Closing):
 
     @property
     def exact(self) -> bool:
-        """Return whether recorded log-probs are those of the weights that sampled, as `inner` states it."""
+        """Return whether recorded log-probs are those of the weights that sampled."""
         return self.inner.exact
 
     def follow(self, weights: Weights) -> None:
