@@ -64,6 +64,15 @@ def broken(base_url, api_key, row, how=None):
     if how == "junk":
         for body in ("{", "[" * 100_000, "[]", {"messages": [{}]}, {"messages": [{"role": "user", "content": 3}]}):
             assert post(base_url, api_key, "/chat/completions", body)[0] == 400
+        deep = "[" * 500 + "]" * 500
+        function = f'{{"type": "function", "function": {{"name": "f", "x": {deep}}}}}'
+        for text in ('"\\ud800"', f'"x"}}], "tools": [{function}], "y": [{{"z": 1'):
+            assert (
+                post(
+                    base_url, api_key, "/chat/completions", f'{{"messages": [{{"role": "user", "content": {text}}}]}}'
+                )[0]
+                == 400
+            )
         messages = [{"role": "user", "content": "x"}]
         for more in ({"n": 2}, {"max_tokens": 0}, {"stop": [""]}, {"tools": [{}]}, {"messages": []}):
             assert post(base_url, api_key, "/chat/completions", {"messages": messages, **more})[0] == 400

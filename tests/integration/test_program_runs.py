@@ -10,6 +10,7 @@ import oncurve
 import oncurve.models.tiny
 from fakes import agents
 from oncurve.base.errors import ConfigError
+from oncurve.config.trust import brought
 
 TEMPLATE = (
     "{% for m in messages %}<bos>{{ m.role }} {{ m.content }}<eos>\n{% endfor %}"
@@ -51,7 +52,12 @@ def test_a_run_trains_on_every_row_of_an_episode_and_is_the_same_again(model):
 
 
 def test_a_program_that_cannot_work_is_found_before_the_run(model):
-    with pytest.raises(ConfigError, match="no module named|made no call"):
+    with pytest.raises(ConfigError, match="it made no call"):
         trained(model, "never")
     with pytest.raises(ConfigError, match=r"takes 'text', and it can be given: prompt, aside, row, base_url"):
         trained(model, "call")
+
+
+def test_the_command_of_a_folder_from_elsewhere_is_named_before_it_runs():
+    said = brought([(("environment", "command"), ["python", "agent.py"]), (("environment", "program"), "agent.py:run")])
+    assert said == ['environment.command = ["python", "agent.py"]', "code agent.py:run (environment.program)"]

@@ -165,7 +165,7 @@ class Dialogue:
         own = special(encode(self._tokenizer, render(["-"] * len(contents)), add_special_tokens=False))
         if special(ids) == own:
             return tuple(ids)
-        marks = [f"{_MARK}{number}z" for number in range(len(contents))]
+        marks = [f"oncurve0says{number}z" for number in range(len(contents))]  # none holds the stand-in
         text, found = render(marks), dict(zip(marks, contents, strict=True))
         pieces = re.split(f"({'|'.join(marks)})", text)
         parts = [

@@ -101,6 +101,7 @@ def read_call(body: Any) -> Asked:
             "n must be 1: make as many calls as you want answers": body.get("n") in (None, 1),
             "max_tokens must be a whole number of at least 1": most is None or (type(most) is int and most > 0),
             f"stop must be at most {_STOPS} texts": len(stop) <= _STOPS and all(type(e) is str and e for e in stop),
+            "it is nested too deeply": _flat((messages, body)),
             "each tool needs a function with a name": all(type(each["function"]["name"]) is str for each in tools),
         }
         if not all(rules.values()):
@@ -111,6 +112,11 @@ def read_call(body: Any) -> Asked:
     usual = dict.fromkeys(given, _USUAL) | {"temperature": (None,)}
     ignored = {name: value for name, value in given.items() if value not in usual[name]}
     return Asked(messages, tools, most, stop, ignored)
+
+
+def _flat(value: Any, levels: int = 99) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return levels > 0 and all(_flat(each, levels - 1) for each in inner)
 
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,7 +227,9 @@ class EndpointServer(Closing):
                 data += part
                 if len(data) > _LARGEST_BODY:
                     raise ValueError(f"it has more than {_LARGEST_BODY} bytes")
-            return line, json.loads(data)
+            found = json.loads(data)
+            json.dumps(found, ensure_ascii=False).encode()  # halves of characters cannot be tokenised
+            return line, found
         except (ValueError, RecursionError, ClientDisconnect) as wrong:
             raise RefusedError(f"the body is not JSON: {wrong}", "invalid_request") from wrong
 

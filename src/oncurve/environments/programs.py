@@ -208,6 +208,9 @@ class Programs(Rollout):
         if not ids or len(ids) > most or room < 1:
             self._refuse(program, call, f"at most {min(most, self._longest or most)} tokens fit", "budget")
             return None
+        if any(each.start is not None and each.start.ids[0] != ids[0] for each in self._rows[program.index]):
+            self._refuse(program, call, "the chats of a group must begin with the same token")
+            return None
         limit = min(asked.most or room, room)
         row = Row(program.number, prompt, program.sample, asked.tools, room, limit)
         row.start = replace(prompt, ids=ids, messages=asked.messages, row_ids=prompt.ids, limit=limit)
