@@ -137,10 +137,6 @@ class EpisodeEngine(Closing):
         """Sample from these weights from now on."""
         self.inner.follow(weights)
 
-    def prepare(self, weights: Weights) -> None:
-        """Begin to take these weights."""
-        self.inner.prepare(weights)
-
     def worked(self) -> float | None:
         """Return the seconds for which other processes have sampled."""
         return self.inner.worked()
