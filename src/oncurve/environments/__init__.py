@@ -5,7 +5,7 @@ engine.py     `EpisodeEngine`: a rollout engine for completions of several turns
 dialogue.py   tokens of an environment's messages.
 host.py       the workers, as the run sees them.
 play.py       the callable of a worker. episode.py is its protocol, tools.py TRL's shape of it.
-programs.py   episodes that are programs, which call the policy. endpoint.py is their address, program.py the worker's side.
+programs.py   episodes that are programs, which call the policy at endpoint.py. program.py runs them in a worker.
 """
 
 from __future__ import annotations
