@@ -1,10 +1,10 @@
 """Episodes: an environment replies to what the policy writes, and its replies are context that is not trained on.
 
-settings.py   `[environment]`: the kinds, and the limits of their workers
+settings.py   `[environment]`: the settings, and the limits of the workers; kinds.py names them
 engine.py     `EpisodeEngine`: a rollout engine whose completions have turns, over any other engine
 dialogue.py   token ids of what an environment says, after what the policy has sampled
 host.py       the worker processes in which environments run
-play.py       what runs in such a worker; episode.py is its protocol, tools.py and the others are the shapes
+play.py       what runs in such a worker; episode.py is its protocol, tools.py and games/ are the shapes
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from oncurve.environments.engine import EpisodeEngine as EpisodeEngine
     from oncurve.environments.episode import Episode as Episode, Reply as Reply, ToolCall as ToolCall
     from oncurve.environments.host import Host as Host
+    from oncurve.environments.kinds import ENVIRONMENT_KINDS as ENVIRONMENT_KINDS
     from oncurve.environments.settings import (
-        ENVIRONMENT_KINDS as ENVIRONMENT_KINDS,
         EnvironmentSettings as EnvironmentSettings,
         NoEnvironment as NoEnvironment,
         Tools as Tools,

@@ -26,6 +26,10 @@ class NoEnvironment(Component):
     present: ClassVar[bool] = False
     exact: ClassVar[bool] = True
 
+    def missing(self) -> list[str]:
+        """Return nothing."""
+        return []
+
 
 class EnvironmentSettings(WorkerLimits):
     """The fields of every kind of environment."""
@@ -53,6 +57,15 @@ class EnvironmentSettings(WorkerLimits):
     def title(self) -> str:
         """What the plan calls the environment."""
         return type(self).__name__
+
+    @property
+    def call_forms(self) -> Mapping[str, str]:
+        """Return how a call of each tool is written in plain text; empty: as the model's template has it."""
+        return {}
+
+    def missing(self) -> list[str]:
+        """Return a line for each thing without which the environment cannot run."""
+        return []
 
     def factory(self, base: Path | None) -> Factory:
         """Return what a worker loads. `base`: the folder against which paths in the settings are resolved."""
@@ -83,6 +96,10 @@ class Tools(EnvironmentSettings):
     tools: tuple[str, ...] = ()
     """Functions that are tools of every episode, by the same paths."""
 
+    calls: dict[str, str] = Field(default_factory=dict)
+    """How a call of a tool with one argument is written in plain text: `{ calculate = "<<{}>>" }`. For a model whose
+    chat template knows no tools, and one without a template; none: as its template has it, or as JSON."""
+
     classes: Any = Field(default=None, exclude=True, repr=False)
     """The class itself, or a mapping of names to classes, in place of a path (Python API)."""
 
@@ -95,10 +112,18 @@ class Tools(EnvironmentSettings):
             raise ValueError('give a class (path = "game.py:Game"), or functions (tools = ["calculator.py:add"])')
         if (self.path is not None or self.tools) and (self.classes is not None or self.functions):
             raise ValueError("give classes and functions as paths, or all as objects")
+        for form in self.calls.values():
+            if form.count("{}") != 1 or not all(form.split("{}")):
+                raise ValueError(f"calls: {form!r} is not a text around {{}}, which stands for the argument")
         for path in (*self._paths.values(), *self.tools):
             if not all(path.rpartition(":")[::2]):
                 raise ValueError(f"{path!r} names nothing in a file; write 'file.py:Name'")
         return self
+
+    @property
+    def call_forms(self) -> Mapping[str, str]:
+        """The forms of calls in plain text."""
+        return self.calls
 
     @property
     def _paths(self) -> dict[str, str]:
@@ -135,10 +160,6 @@ class Tools(EnvironmentSettings):
         if (self.classes is None and not self.functions) or self._pickled() is not None:
             return None
         return player(self._classes, self.functions, self.settings, here=True)
-
-
-ENVIRONMENT_KINDS: dict[str, type[Component]] = {"none": NoEnvironment, "tools": Tools}
-"""The kinds of environments, by their names in a configuration."""
 
 
 def environment_meant(table: Mapping[str, Any]) -> str | None:
