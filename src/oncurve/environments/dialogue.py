@@ -20,6 +20,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from oncurve.base.errors import ModelError
@@ -133,8 +134,19 @@ class Dialogue:
         return chat_text(self._tokenizer, messages, variables, opened)
 
     def _plain(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text, none of them special."""
-        return tuple(encode(self._tokenizer, text, add_special_tokens=False, split_special_tokens=True)) if text else ()
+        """Return the tokens of a text, none of them special.
+
+        Some tokenizers have their special tokens in the vocabulary of the text, too: there each is cut in two.
+        """
+        options = {"add_special_tokens": False, "split_special_tokens": True}
+        ids = encode(self._tokenizer, text, **options) if text else []
+        if self._special.isdisjoint(ids):
+            return tuple(ids)
+        names = "|".join(re.escape(self._tokenizer.convert_ids_to_tokens(token)) for token in self._special)
+        starts = [match.start() + 1 for match in re.finditer(names, text)]
+        pieces = [text[start:end] for start, end in pairwise([0, *starts, len(text)])]
+        found = [token for piece in pieces if piece for token in encode(self._tokenizer, piece, **options)]
+        return tuple(token for token in found if token not in self._special)
 
     def _safe(self, render: Callable[[Sequence[str]], str], contents: Sequence[str]) -> tuple[int, ...]:
         """Return the tokens of `render(contents)`, of which no content becomes a special one."""
