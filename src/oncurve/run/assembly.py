@@ -428,7 +428,7 @@ def with_environment(
         return engine
     if loaded.tokenizer is None:
         raise ConfigError("environment: what it says is text, and the model has no tokenizer; give it one")
-    dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs, settings.call_forms)
+    dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs, host.settings.call_forms)
     keep = any("environments" in each.accepts.takes for each in rewards.components)
     return EpisodeEngine(engine, host, dialogue, config.rollout, config.run.seed, keep)
 
