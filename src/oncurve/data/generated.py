@@ -59,7 +59,7 @@ class GeneratedRows(DataSettings):
 
 
 class TaskRows(GeneratedRows):
-    """Generated problems of a built-in task: columns `prompt`, `question`, `answer`. No held-out one occurs in training."""
+    """Generated problems of a built-in task: columns `prompt`, `question`, `answer`. None is in both splits."""
 
     task: str = "arithmetic"
     """The task's name."""

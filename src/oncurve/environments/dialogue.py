@@ -178,7 +178,7 @@ class Dialogue:
         if not tools:
             return []
         if self._forms:
-            return self._written_out(text, tools)
+            return self._written_out(self._tokenizer.decode(list(ids), skip_special_tokens=True), tools)
         if getattr(self._tokenizer, "response_template", None) is None:
             found = _HERMES.findall(text)
             alone = text.strip()
@@ -193,12 +193,13 @@ class Dialogue:
         schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
         found: list[tuple[int, dict[str, Any]]] = []
         for name, form in self._forms.items():
-            argument = next(iter(schemas.get(name, {}).get("properties", ())), "")
+            parameter = next(iter(schemas.get(name, {}).get("properties", ())), "")
             opening, closing = form.split("{}")
-            at = len(text.partition(opening)[0])
-            for piece in text.split(opening)[1:]:
-                found.append((at, {"name": name, "arguments": {argument: piece.partition(closing)[0]}}))
-                at += len(opening) + len(piece)
+            at = 0
+            for piece in text.split(closing)[:-1]:
+                _, opened, argument = piece.rpartition(opening or "\n")
+                at += len(piece) + len(closing)
+                found += [(at, {"name": name, "arguments": {parameter: argument}})] if opened or not opening else []
         return [call for _, call in sorted(found, key=lambda each: each[0])]
 
 

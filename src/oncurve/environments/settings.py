@@ -97,8 +97,9 @@ class Tools(EnvironmentSettings):
     """Functions that are tools of every episode, by the same paths."""
 
     calls: dict[str, str] = Field(default_factory=dict)
-    """How a call of a tool with one argument is written in plain text: `{ calculate = "<<{}>>" }`. For a model whose
-    chat template knows no tools, and one without a template; none: as its template has it, or as JSON."""
+    """How a call of a tool with one argument is written in plain text: `{ calculate = "<<{}>>" }`; a form that begins
+    with `{}` takes what stands before its end in the line. For a model whose chat template knows no tools, and one
+    without a template; none: as its template has it, or as JSON."""
 
     classes: Any = Field(default=None, exclude=True, repr=False)
     """The class itself, or a mapping of names to classes, in place of a path (Python API)."""
@@ -113,8 +114,8 @@ class Tools(EnvironmentSettings):
         if (self.path is not None or self.tools) and (self.classes is not None or self.functions):
             raise ValueError("give classes and functions as paths, or all as objects")
         for form in self.calls.values():
-            if form.count("{}") != 1 or not all(form.split("{}")):
-                raise ValueError(f"calls: {form!r} is not a text around {{}}, which stands for the argument")
+            if form.count("{}") != 1 or form.endswith("{}"):
+                raise ValueError(f"calls: {form!r} must have {{}} once, for the argument, and an end after it")
         for path in (*self._paths.values(), *self.tools):
             if not all(path.rpartition(":")[::2]):
                 raise ValueError(f"{path!r} names nothing in a file; write 'file.py:Name'")

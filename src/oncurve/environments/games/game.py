@@ -26,18 +26,17 @@ class GameSettings(EnvironmentSettings):
 
     episode: ClassVar[str]
     """The path of the `Episode` that a worker makes of the other settings."""
-    needs: ClassVar[str]
-    """The package that it imports, which is an extra of this one."""
+    needs: ClassVar[tuple[str, str] | None] = None
+    """The module that it imports, and the extra that brings it."""
 
     settings: dict[str, JsonValue] = Field(default_factory=dict)
     """Keyword arguments with which the game is made."""
 
     def missing(self) -> list[str]:
         """Return a line that says how to install the game's package, where it lacks."""
-        if not self.needs or find_spec(self.needs) is not None:
+        if self.needs is None or find_spec(self.needs[0]) is not None:
             return []
-        extra = self.needs.replace("_", "-")
-        return [f"environment.kind: {self.needs} is not installed: pip install 'oncurve[{extra}]'"]
+        return [f"environment.kind: {self.needs[0]} is not installed: pip install 'oncurve[{self.needs[1]}]'"]
 
     def factory(self, base: Path | None) -> Factory:
         """Return the maker of players, with the settings that are not the workers'."""

@@ -1,8 +1,8 @@
 """Gymnasium's protocol with text: what gem and most small games of papers have.
 
-    class Game:
-        def reset(self, seed=None): ...      # -> observation, info
-        def step(self, action): ...          # -> observation, reward, terminated, truncated, info
+class Game:
+    def reset(self, seed=None): ...      # -> observation, info
+    def step(self, action): ...          # -> observation, reward, terminated, truncated, info
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class GymText(TextGameSettings):
         return self
 
     @property
-    def needs(self) -> str:  # type: ignore[override]
+    def needs(self) -> tuple[str, str] | None:  # type: ignore[override]
         """Gymnasium, for a name that it knows."""
-        return "gymnasium" if self.id is not None else ""
+        return ("gymnasium", "gymnasium") if self.id is not None else None
 
     @property
     def title(self) -> str:

@@ -1,20 +1,21 @@
 """A client of OpenEnv's protocol: JSON over a WebSocket, of which the server's environment has a session each.
 
-    {"type": "reset", "data": {"seed": 7}}          {"type": "observation", "data": {"observation": {...},
-    {"type": "step", "data": {"message": "[5]"}}         "reward": 0.0, "done": false}}
+{"type": "reset", "data": {"seed": 7}}          {"type": "observation", "data": {"observation": {...},
+{"type": "step", "data": {"message": "[5]"}}         "reward": 0.0, "done": false}}
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from oncurve.environments.games.game import TextGame, TextGameSettings
 
-LARGEST_BYTES = 16 << 20
+_LARGEST_BYTES = 16 << 20
 """The most bytes of a server's message."""
 
 
@@ -22,7 +23,7 @@ class OpenEnv(TextGameSettings):
     """An environment on a server that speaks OpenEnv's protocol. Each turn has the reward of its step."""
 
     episode: ClassVar[str] = f"{__name__}:OpenEnvGame"
-    needs: ClassVar[str] = "websockets"
+    needs: ClassVar[tuple[str, str] | None] = ("websockets", "openenv")
 
     url: str = Field(pattern=r"^(http|ws)s?://")
     """The server: "http://127.0.0.1:8000"."""
@@ -56,14 +57,14 @@ class OpenEnvGame(TextGame):
         super().__init__(base, **texts)
         self._url = url.rstrip("/").replace("http", "ws", 1) + "/ws"
         self._fields, self._settings = (action_field, observation_field), settings
-        self._socket: Any = None
+        self._session = ExitStack()
 
     def begin(self, seed: int, row: Mapping[str, Any]) -> Any:
         """Open a session, and reset its environment."""
         from websockets.sync.client import connect
 
         self.close()
-        self._socket = connect(self._url, max_size=LARGEST_BYTES)
+        self._socket = self._session.enter_context(connect(self._url, max_size=_LARGEST_BYTES))
         return self._ask("reset", {**self._settings, **row, "seed": seed})[0]
 
     def play(self, action: Any) -> tuple[Any, float | None, bool]:
@@ -82,8 +83,7 @@ class OpenEnvGame(TextGame):
 
     def close(self) -> None:
         """End the session."""
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = None
+        self._session.close()
 
-    __del__ = close
+    def __del__(self) -> None:  # of an episode that is not played to its end
+        self.close()

@@ -17,7 +17,7 @@ class SkyRLGym(GameSettings):
     """An environment of skyrl-gym, which is made anew for each row. Each turn has the reward of its step."""
 
     episode: ClassVar[str] = f"{__name__}:SkyRLGymEpisode"
-    needs: ClassVar[str] = "skyrl_gym"
+    needs: ClassVar[tuple[str, str] | None] = ("skyrl_gym", "skyrl-gym")
 
     id: str | None = None
     """The name under which skyrl-gym knows it: "gsm8k_multi_turn"."""

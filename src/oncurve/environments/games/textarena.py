@@ -17,7 +17,7 @@ class TextArena(TextGameSettings):
     """A game of TextArena for one player. Its reward is that of the whole game, and 0 for one that is left."""
 
     episode: ClassVar[str] = f"{__name__}:TextArenaGame"
-    needs: ClassVar[str] = "textarena"
+    needs: ClassVar[tuple[str, str] | None] = ("textarena", "textarena")
 
     id: str = Field(min_length=1)
     """The game's name: "GuessTheNumber-v0"."""
