@@ -176,11 +176,11 @@ def test_reasoning_gym_scores_the_entry_of_the_row_in_a_worker(name):
     with RewardSet.build([{"kind": "reasoning_gym"}], base=None) as rewards:
         for row in rows:
             texts = [f"So it is\n#### {row['answer']}", row["answer"], "#### nothing"]
-            completions = tuple(Completion((1,), text, (0.0,), "eos", n) for n, text in enumerate(texts))
+            completions = tuple(Completion((1,), text, (0.0,), "eos", n, 0) for n, text in enumerate(texts))
             group = rewards.score([Group(Prompt(0, row["prompt"], (1,), row), completions)])[0]
-            scores = [completion.score.reward for completion in group.completions]
-            assert scores[:2] == [1.0, 1.0]
-            assert scores[2] < 0.5
+            right, bare, wrong = (score.reward for score in group.scores)
+            assert (right, bare) == (1.0, 1.0)
+            assert wrong < 0.5
 
 
 def test_calls_are_read_in_their_plain_forms_and_in_their_order():
