@@ -1,6 +1,9 @@
-"""A tool of your own: the policy may have sums worked out instead of working them out itself."""
+"""A tool of your own: the policy may have a sum worked out, instead of working it out itself."""
 
 import re
+from collections.abc import Mapping
+from math import prod
+from typing import Any
 
 
 def calculate(expression: str) -> str:
@@ -10,16 +13,11 @@ def calculate(expression: str) -> str:
         expression: The sum, like 7*8+31-19.
     """
     if not re.fullmatch(r"\d{1,6}([*+-]\d{1,6}){1,9}", expression):
-        raise ValueError("write numbers with + - *")
-    total = 0
-    for sign, product in re.findall(r"([+-]?)([\d*]+)", expression):
-        value = 1
-        for factor in product.split("*"):
-            value *= int(factor)
-        total += -value if sign == "-" else value
-    return f"={total}\n"
+        raise ValueError("write whole numbers with + - *")
+    terms = re.findall(r"([+-]?)([\d*]+)", expression)
+    return f"{sum((-1 if sign == '-' else 1) * prod(map(int, term.split('*'))) for sign, term in terms)}\n"
 
 
-def called(completion: str) -> float:
-    """1 for a completion with a call; of weight 0, so that it is only counted."""
-    return float("<<" in completion)
+def called(episode: Mapping[str, Any]) -> float:
+    """Return 1 for an episode with a call."""
+    return float(any(turn["role"] == "tool" for turn in episode["turns"]))
