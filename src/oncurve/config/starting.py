@@ -21,8 +21,8 @@ def starters() -> dict[str, Path]:
 def write_recipe(name: str, out: Path | None = None) -> list[Path]:
     """Write the shipped recipe `name` to `out` (None: NAME.toml), and next to it the code and rows that it names.
 
-    Paths in it are made to fit: code and rows are copied, a shipped recipe that it extends is named, a model of the package is
-    named by its folder. Returns the files, the recipe first.
+    Paths in it are made to fit: code and rows are copied, a shipped recipe that it extends is named, a model of the
+    package is named by its folder. Returns the files, the recipe first.
     Raises ConfigError: there is no such recipe, or a file is there already, of which none is touched.
     """
     known = starters()

@@ -1,6 +1,7 @@
 """Games of other packages through their adapters, played as a worker plays them."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -51,33 +52,31 @@ def bisected(ask, largest, form="{}"):
         said, found = reply(ask, form.format(guess))
         if found["done"]:
             return guesses, found
-        low, high = (guess + 1, high) if "higher" in said else (low, guess - 1)
+        low, high = (guess + 1, high) if "higher" in said or said == "> " else (low, guess - 1)
 
 
 def test_the_shipped_game_is_won_by_bisection_and_lost_without_a_number():
-    ask = episode("gym_text", path="environments/guess.py:Guess")
+    ask = episode("gym_text", path="environments/guess.py:Guess", settings={"guesses": 4})
     for seed in range(30):
-        assert begin(ask, seed=seed) == "1-15: "
-        guesses, found = bisected(ask, 15)
+        assert begin(ask, seed=seed) == "1-9: "
+        guesses, found = bisected(ask, 9)
         assert guesses <= 4
         assert (found["reward"], found["outcome"]) == (1.0, 0.0)
     begin(ask, seed=0)
     assert reply(ask, "seven")[1]["done"]
 
 
-@pytest.mark.parametrize("name", ["guess", "textarena_guess"])
-def test_shipped_demonstrations_are_streams_of_games(name):
+@pytest.mark.parametrize(("name", "largest"), [("guess", 9), ("textarena_guess", 20)])
+def test_shipped_demonstrations_are_streams_of_games(name, largest):
     rows = [json.loads(line) for line in (RECIPES / "demonstrations" / f"{name}.jsonl").read_text().splitlines()]
-    largest = {"guess": 15, "textarena_guess": 20}[name]
     for row in rows:
         assert row["prompt"] == f"1-{largest}: "
         possible = set(range(1, largest + 1))
-        *before, last = row["completion"].split("\n")
-        for turn in before:
-            guess, _, hint = turn.partition("? ")
-            possible &= set(range(int(guess) + 1, largest + 1) if hint == "higher" else range(1, int(guess)))
+        for guess, hint in re.findall(r"(\d+) ([<>]?)", row["completion"]):
+            higher, lower = set(range(int(guess) + 1, largest + 1)), set(range(1, int(guess)))
+            possible &= {">": higher, "<": lower, "": {int(guess)} | higher | lower}[hint]
         assert possible
-        assert last.removesuffix("?").isdigit()
+        assert re.fullmatch(r"(\d+ [<>] )*\d+ ", row["completion"])
 
 
 def test_gymnasium_is_played_by_name_with_functions_of_ones_own():
