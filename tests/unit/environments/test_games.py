@@ -89,7 +89,7 @@ def test_gymnasium_is_played_by_name_with_functions_of_ones_own():
         action=f"{GAMES}:move",
     )
     assert begin(ask, seed=3) == "field 0"
-    for move in "down down right right down".split():
+    for move in ["down", "down", "right", "right", "down"]:
         said, found = reply(ask, move)
         assert (found["reward"], found["done"]) == (0.0, False)
     assert said == "field 14"
