@@ -9,7 +9,7 @@ from oncurve.rewards.functions.format import Format
 from oncurve.rewards.functions.math import Math
 from oncurve.rewards.functions.python import Python
 from oncurve.rewards.functions.reasoning_gym import ReasoningGym
-from oncurve.rewards.functions.shaping import LengthCap, Overlong, Repetition
+from oncurve.rewards.functions.shaping import Overlong, Repetition
 from oncurve.rewards.functions.verify import Exact, Numeric, Regex, Task, TaskSteps
 from oncurve.rewards.judge.model_judge import ModelJudge
 from oncurve.rewards.model import ModelReward, ProcessModelReward
@@ -26,7 +26,6 @@ REWARD_KINDS: dict[str, type[RewardSettings]] = {
     "task": Task,
     "task_steps": TaskSteps,
     "overlong": Overlong,
-    "length_cap": LengthCap,
     "repetition": Repetition,
     "cosine": Cosine,
     "environment": EnvironmentReward,
