@@ -63,7 +63,7 @@ def test_the_shipped_game_is_won_by_bisection_and_lost_without_a_number():
         assert guesses <= 4
         assert (found["reward"], found["outcome"]) == (1.0, 0.0)
     begin(ask, seed=0)
-    assert reply(ask, "seven")[1]["done"]
+    assert [reply(ask, text)[1]["reward"] for text in ("9 ", "none", "9")] == [0.0, -0.5, -0.5]
 
 
 @pytest.mark.parametrize(("name", "largest"), [("guess", 9), ("textarena_guess", 20)])

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Guess:
-    """A number from 1 to `largest`; the reward is 1 for finding it within `guesses`, else 0."""
+    """A number from 1 to `largest`. Finding it within `guesses` is worth 1, a guess that the hints rule out -0.5."""
 
     def __init__(self, largest: int = 9, guesses: int = 3) -> None:
         self.largest, self.guesses = largest, guesses
@@ -14,12 +14,15 @@ class Guess:
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Return what the policy reads at the start."""
         self.number, self.left = random.Random(seed).randint(1, self.largest), self.guesses
+        self.possible = range(1, self.largest + 1)
         return f"1-{self.largest}: ", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Return the hint, the reward, and whether the game is over."""
         found = re.search(r"\d+", action)
         guess, self.left = int(found[0]) if found else 0, self.left - 1
-        over = not found or self.left == 0 or guess == self.number
-        hint = "> " if guess < self.number else "< "
-        return hint, float(guess == self.number), over, False, {}
+        reward = 1.0 if guess == self.number else 0.0 if guess in self.possible else -0.5
+        higher = guess < self.number
+        if guess in self.possible:
+            self.possible = range(guess + 1, self.possible.stop) if higher else range(self.possible.start, guess)
+        return "> " if higher else "< ", reward, guess == self.number or self.left == 0, False, {}
