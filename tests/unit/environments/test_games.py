@@ -63,7 +63,7 @@ def test_the_shipped_game_is_won_by_bisection_and_lost_without_a_number():
         assert guesses <= 4
         assert (found["reward"], found["outcome"]) == (1.0, 0.0)
     begin(ask, seed=0)
-    assert [reply(ask, text)[1]["reward"] for text in ("9 ", "none", "9")] == [0.0, -0.5, -0.5]
+    assert [reply(ask, text)[1]["reward"] for text in ("9 ", "none", "5")] == pytest.approx([1 / 18, 0, 0.3125])
 
 
 @pytest.mark.parametrize(("name", "largest"), [("guess", 9), ("textarena_guess", 20)])

@@ -2,11 +2,12 @@
 
 import random
 import re
+from collections.abc import Mapping
 from typing import Any
 
 
 class Guess:
-    """A number from 1 to `largest`. Finding it within `guesses` is worth 1, a guess that the hints rule out -0.5."""
+    """A number from 1 to `largest`. Finding it is worth 1, any other guess half the share of numbers it rules out."""
 
     def __init__(self, largest: int = 9, guesses: int = 3) -> None:
         self.largest, self.guesses = largest, guesses
@@ -21,8 +22,14 @@ class Guess:
         """Return the hint, the reward, and whether the game is over."""
         found = re.search(r"\d+", action)
         guess, self.left = int(found[0]) if found else 0, self.left - 1
-        reward = 1.0 if guess == self.number else 0.0 if guess in self.possible else -0.5
-        higher = guess < self.number
+        if guess == self.number:
+            return "", 1.0, True, False, {}
+        before, higher = len(self.possible), guess < self.number
         if guess in self.possible:
             self.possible = range(guess + 1, self.possible.stop) if higher else range(self.possible.start, guess)
-        return "> " if higher else "< ", reward, guess == self.number or self.left == 0, False, {}
+        return "> " if higher else "< ", 0.5 - 0.5 * len(self.possible) / before, self.left == 0, False, {}
+
+
+def found(episode: Mapping[str, Any]) -> float:
+    """Return 1 for a number that is found."""
+    return float(any(turn["reward"] == 1.0 for turn in episode["turns"]))

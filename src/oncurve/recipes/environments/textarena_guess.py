@@ -1,7 +1,7 @@
 """What a model of 361,088 parameters reads and writes of TextArena's GuessTheNumber, whose texts are long for it."""
 
-import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 
@@ -22,15 +22,12 @@ def found(episode: Mapping[str, Any]) -> float:
     return float(episode["outcome"] == 1.0)
 
 
-def wasted(episode: Mapping[str, Any]) -> float:
-    """Return the share of ten guesses that the hints had ruled out, or that did not count."""
-    possible, count = range(1, 21), 0
-    for turn, hint in zip(episode["turns"], [*episode["turns"][1:], {"text": ""}], strict=True):
-        if turn["role"] == "assistant":
-            guess = int(turn["text"]) if re.fullmatch("[0-9]{1,2}", turn["text"]) else 0
-            count += guess not in possible
-            if guess in possible and hint["text"] == "> ":
-                possible = range(guess + 1, possible.stop)
-            elif guess in possible and hint["text"] == "< ":
-                possible = range(possible.start, guess)
-    return count / 10
+def narrowed(episode: Mapping[str, Any]) -> float:
+    """Return the share of the numbers that the hints rule out at the end of a game, or 1 for a game that is won."""
+    low, high = 1, 20
+    for turn, reply in pairwise(episode["turns"]):
+        if turn["role"] == "assistant" and turn["text"].isdecimal():
+            guess = int(turn["text"])
+            low = max(low, guess + 1) if reply["text"] == "> " else low
+            high = min(high, guess - 1) if reply["text"] == "< " else high
+    return 1.0 if found(episode) else (19 - high + low) / 20
