@@ -430,7 +430,7 @@ def with_environment(
         return engine
     if loaded.tokenizer is None:
         raise ConfigError("environment: what it says is text, and the model has no tokenizer; give it one")
-    dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs)
+    dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs, host.settings.call_forms)
     keep = any("environments" in each.accepts.takes for each in rewards.components)
     rollout = None
     if host.settings.programs:
