@@ -23,6 +23,7 @@ The glossary (CONTRIBUTING.md has the same one):
     logprobs                of the policy in training; `old_`: before this step's updates; `rollout_`: as the engine
                             recorded; `ref_`: of the reference; `teacher_`: of a teacher
     token statistics        per-token numbers of one forward pass: log-prob, entropy, exact KL, value (`TokenStats`)
+    kept set                the tokens that truncated sampling (top-k, top-p, min-p) chose a token from
     advantage               `(B, T)`, by how much a token is worth more than was expected
     return, value           `(B, T)`, the discounted reward to come; a critic's estimate of it
     objective               the policy's loss per token, from log-probs and advantages
@@ -109,6 +110,8 @@ class Completion:
     """The text that follows a prompt: `ids` include the ending EOS or stop tokens, `text` does not.
 
     `logprobs[t]` is the log-probability of `ids[t]` under the distribution it was sampled from (temperature applied).
+    `kept_sizes` and `kept_ids` are the kept sets of truncated sampling, None and empty without it: `kept_sizes[t]` is n
+    for a set of n tokens, or -1 - n for all tokens but n; `kept_ids` are the ids of these n, int32, token after token.
     The sampler records `ended`, so it is never guessed: `"length"` is a truncated completion. `"given"` is one of the
     data, a demonstration, which no sampler has written: it has no `logprobs`.
     `trained[t]` False: the policy did not write this token (a tool did); the policy reads it and is not trained on it,
@@ -131,6 +134,8 @@ class Completion:
     outcome: float | None = None
     fault: str | None = None
     environment: Any = field(default=None, repr=False, compare=False)
+    kept_sizes: tuple[int, ...] | None = None
+    kept_ids: bytes = b""
 
     @property
     def truncated(self) -> bool:
@@ -233,10 +238,13 @@ class AdvantagesAndReturns:
     returns: Float[Tensor, "B T"]
 
 
-Axes = Literal["BT", "B", "BS", "BK", "G", "NH"]
+Axes = Literal["BT", "B", "BS", "BK", "G", "R", "NH"]
 """The axes of a batch's field: completions and tokens; completions; completions and steps; completions and rewards;
-groups (a tuple with one tensor of any length per group); or the tokens of all completions, one row of the tensor after
-another."""
+groups or rows (a tuple with one tensor of any length for each); or the tokens of all completions, one row of the tensor
+after another."""
+
+RAGGED = frozenset({"G", "R"})
+"""The axes of tuples, which stay in the host's memory."""
 
 
 def _axes(axes: Axes) -> dict[str, Axes]:
@@ -269,6 +277,8 @@ class TrainBatch:
     step_ends, step_rewards (B, S), step_counts (B,)   or absent
     component_rewards (B, K)        values of the K single rewards, before their weights; NaN: one does not apply
     component_weights (B, K)        their weights, the same in every row; both absent where the scores do not have them
+    kept_sizes     (B, T) int32     of truncated sampling, as in `Completion`; absent where the whole vocabulary is kept
+    kept_ids       tuple of (n,) int32, one per row
 
     Every field states its axes in its metadata, a subclass's too. Selecting, cutting, joining, moving and recording
     derive from them (`axes_of`), so none of them can lose a field:
@@ -308,6 +318,8 @@ class TrainBatch:
     component_weights: Float[Tensor, "B K"] | None = field(default=None, metadata=_axes("BK"))
     teacher_prompts: tuple[Int[Tensor, "_"], ...] | None = field(default=None, metadata=_axes("G"))
     teacher_logprobs: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    kept_sizes: Int[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    kept_ids: tuple[Int[Tensor, "_"], ...] | None = field(default=None, metadata=_axes("R"))
 
     @property
     def size(self) -> int:
@@ -339,7 +351,7 @@ class TrainBatch:
 
     def to(self, device: torch.device) -> Self:
         """Return this batch with its tensors on `device`, except ragged ones (the prompts), which models move."""
-        tensors = {name: getattr(self, name) for name, axes in axes_of(self).items() if axes != "G"}
+        tensors = {name: getattr(self, name) for name, axes in axes_of(self).items() if axes not in RAGGED}
         present = {name: value for name, value in tensors.items() if value is not None}
         moved: dict[str, Any] = dict(zip(present, sent(list(present.values()), device), strict=True))
         return replace(self, **moved)

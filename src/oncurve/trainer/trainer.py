@@ -210,6 +210,7 @@ class Trainer:
             cursor=collected.cursor,
             draw=collected.draw,
             surplus=collected.surplus,
+            counts=collected.counts,
             skipped_in_a_row=updates.skipped,
             kl_coef=self.credit.kl.next(batch, self.state.kl_coef),
             seconds=self.state.seconds + seconds,

@@ -16,7 +16,7 @@ from oncurve.report import TOKENS, Pieces, RolloutFiles, group_record, packed_to
 from oncurve.trainer.saving.refusals import Refusals
 from oncurve.trainer.saving.retention import RolloutsSettings
 from oncurve.trainer.state import TrainerState
-from oncurve.types import Group, TrainBatch, axes_of
+from oncurve.types import RAGGED, Group, TrainBatch, axes_of
 
 MOST_WAITING_BYTES = 64 << 20
 """The most bytes of rollouts that wait in memory for a disk that is full; of more the oldest are given up."""
@@ -125,7 +125,7 @@ class Recorder:
             value = getattr(batch, name)
             if value is None:
                 continue
-            if axes == "G":  # ragged: one after another, and how long each is
+            if axes in RAGGED:  # one after another, and how long each is
                 tensors[f"{name}.lengths"] = torch.tensor([len(part) for part in value])
                 value = torch.cat(value)
             tensors[name] = value.detach().to("cpu").contiguous()
