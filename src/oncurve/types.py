@@ -90,9 +90,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Turn:
-    """The tokens `start` to `end` (exclusive) of an episode, written by one `role`: "assistant" is the policy.
-
-    `reward` is the environment's for what the policy wrote in this turn; None: it gave none.
+    """The tokens `start` to `end` (exclusive) of an episode, written by one `role`: "assistant" is the policy. `reward`
+    is the environment's for what the policy wrote in this turn; None: it gave none.
     """
 
     role: str
