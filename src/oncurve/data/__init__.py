@@ -2,6 +2,12 @@
 
 from oncurve.data.columns import MISSING as MISSING, value_at as value_at
 from oncurve.data.containers import as_rows as as_rows
+from oncurve.data.curriculum import (
+    Counts as Counts,
+    PassRateOrder as PassRateOrder,
+    counted as counted,
+    shares as shares,
+)
 from oncurve.data.demonstrations import (
     DemonstrationRows as DemonstrationRows,
     Demonstrations as Demonstrations,

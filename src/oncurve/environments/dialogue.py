@@ -79,6 +79,17 @@ class Dialogue:
         ids = self._safe(lambda texts: self._rendered(put(texts), tools), contents)
         return replace(prompt, ids=ids, messages=tuple(put(contents)), row_ids=prompt.ids)
 
+    def asked(self, messages: Sequence[Message], tools: Sequence[Any]) -> tuple[int, ...]:
+        """Return the tokens of a chat, up to where the policy's turn begins. Raises ModelError."""
+        others = json.dumps([tools, *(each.get("tool_calls") for each in messages)])
+        if any(self._tokenizer.convert_ids_to_tokens(token) in others for token in self._special):
+            raise ModelError("a tool or a tool call holds the text of a special token")
+
+        def put(texts: Sequence[str]) -> list[dict[str, Any]]:
+            return [{**each, "content": text} for each, text in zip(messages, texts, strict=True)]
+
+        return self._safe(lambda texts: self._rendered(put(texts), tools), [each["content"] for each in messages])
+
     def reply(
         self, history: Sequence[Message], written: Message, said: Sequence[Message], tools: Sequence[Any], ended: bool
     ) -> tuple[int, ...]:
@@ -157,7 +168,7 @@ class Dialogue:
         own = special(encode(self._tokenizer, render(["-"] * len(contents)), add_special_tokens=False))
         if special(ids) == own:
             return tuple(ids)
-        marks = [f"{_MARK}{number}z" for number in range(len(contents))]
+        marks = [f"oncurve0says{number}z" for number in range(len(contents))]  # none holds the stand-in
         text, found = render(marks), dict(zip(marks, contents, strict=True))
         pieces = re.split(f"({'|'.join(marks)})", text)
         parts = [
