@@ -63,9 +63,6 @@ Ending = Literal["eos", "stop", "length", "given", "turns", "environment", "temp
 `environment.max_turns`; by its environment; by a chat template that does not go on from what was sampled; by a reply
 that would pass `rollout.max_new_tokens`; by a fault of its environment."""
 
-CUT_OFF = ("length", "budget")
-"""The endings of truncated completions."""
-
 Messages = str | tuple[Mapping[str, Any], ...]
 """A prompt or a completion: text, or the messages of a chat."""
 
@@ -77,8 +74,8 @@ class Prompt:
     `id` is the row's number in its data source: a part of the randomness key, stable over epochs and restarts.
     `columns` are the row's other columns and reach the reward by name; `messages` is the chat, if it was one.
     `teacher_ids` are its tokens as a teacher reads it; None: as the policy does.
-    `limit` is the most tokens of a completion of this prompt; None: as the sampling has it.
-    `row_ids` are the tokens that its row of the data has made, where an environment has added to these; None: `ids`.
+    `limit` is the most tokens of a completion of this prompt; None: as the sampling has it. `row_ids` are the tokens of
+    its row of the data, where an environment has added to these; None: `ids`.
     """
 
     id: int
@@ -93,9 +90,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Turn:
-    """The tokens `start` to `end` (exclusive) of an episode, written by one `role`: "assistant" is the policy.
-
-    `reward` is the environment's for what the policy wrote in this turn; None: it gave none.
+    """The tokens `start` to `end` (exclusive) of an episode, written by one `role`: "assistant" is the policy. `reward`
+    is the environment's for what the policy wrote in this turn; None: it gave none.
     """
 
     role: str
@@ -117,9 +113,8 @@ class Completion:
     `trained[t]` False: the policy did not write this token (a tool did); the policy reads it and is not trained on it,
     and its entry in `logprobs` has no meaning (0 by convention). None: the policy wrote all tokens.
 
-    Of an episode: its `turns`, the same as chat `messages`, the environment's `outcome` for the whole (None: it gave
-    none), the `fault` that keeps it out of training, and its `environment` at the end, pickled or the object itself,
-    where a reward function takes it.
+    Of an episode: its `turns`, the same as chat `messages`, the environment's `outcome` for the whole, the `fault` that
+    keeps it out of training, and its `environment` at the end where a reward function takes it.
     """
 
     ids: tuple[int, ...]
@@ -140,7 +135,7 @@ class Completion:
     @property
     def truncated(self) -> bool:
         """Return whether it was cut off at the limit."""
-        return self.ended in CUT_OFF
+        return self.ended in ("length", "budget")
 
 
 @dataclass(frozen=True)
@@ -280,12 +275,8 @@ class TrainBatch:
     kept_sizes     (B, T) int32     of truncated sampling, as in `Completion`; absent where the whole vocabulary is kept
     kept_ids       tuple of (n,) int32, one per row
 
-    Every field states its axes in its metadata, a subclass's too. Selecting, cutting, joining, moving and recording
-    derive from them (`axes_of`), so none of them can lose a field:
-
-        @dataclass(frozen=True)
-        class WithUncertainty(TrainBatch):
-            uncertainty: Tensor | None = field(default=None, metadata={"axes": "BT"})
+    Every field states its axes in its metadata, a subclass's too: `field(metadata={"axes": "BT"})`. Selecting, cutting,
+    joining, moving and recording derive from them (`axes_of`), so none of them can lose a field.
     """
 
     completion_ids: Int[Tensor, "B T"] = field(metadata=_axes("BT"))
@@ -407,32 +398,3 @@ def sent(tensors: Sequence[AnyTensor], device: torch.device) -> list[AnyTensor]:
         part.copy_(tensor)
     arrived = iter(parts(buffer.to(device, non_blocking=True)))
     return [next(arrived) if tensor.device.type == "cpu" else tensor.to(device) for tensor in tensors]
-
-
-@dataclass(frozen=True)
-class PreferencePair:
-    """Two completions of one prompt, the better one first: what an outcome reward model learns from.
-
-    Example: `PreferencePair("2+2=", "4", "5")`. `margin`: by how much the reward of `chosen` should be higher.
-    """
-
-    prompt: Messages
-    chosen: Messages
-    rejected: Messages
-    margin: float = 0.0
-
-
-@dataclass(frozen=True)
-class LabelledSteps:
-    """A completion with labelled steps: what a process reward model learns from.
-
-    `ends[j]` is the offset in `completion` just after step j. `labels[j]` in 0 ... 1 says whether step j is right, or
-    which share of its continuations is; None: unknown.
-
-    Example: `LabelledSteps("2+2+1=", "4+1\\n6", (4, 5), (1.0, 0.0))`.
-    """
-
-    prompt: Messages
-    completion: str
-    ends: tuple[int, ...]
-    labels: tuple[float | None, ...]

@@ -46,9 +46,9 @@ OPTIONAL = {
 """Sections that a GRPO run does without. So it does without the kinds of a section that are not its default: of each
 the keys of its own are counted by themselves."""
 OPTIONAL_CAP = 10
-SERVICE, SERVICE_CAP = {"model_judge", "host", "ray"}, 21
-"""Kinds that ask a service, half of whose keys are those of its request (decision 003), and kinds of cluster, which
-have ranks, workers and what they wait for (decision 007)."""
+SERVICE, SERVICE_CAP = {"model_judge", "host", "ray", *SECTIONS["environment"].kinds}, 21
+"""Kinds that ask a service, half of whose keys are those of its request (decision 003), kinds of cluster, which have
+ranks, workers and what they wait for (decision 007), and environments, with the limits of their workers (014)."""
 
 
 @pytest.mark.parametrize("recipe", RUN_RECIPES, ids=lambda path: path.name)

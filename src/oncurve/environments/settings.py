@@ -29,6 +29,7 @@ class NoEnvironment(Component):
     """A completion is one turn (`kind = "none"`)."""
 
     present: ClassVar[bool] = False
+    plays: ClassVar[None] = None
     exact: ClassVar[bool] = True
 
     def missing(self) -> list[str]:
@@ -59,6 +60,11 @@ class EnvironmentSettings(WorkerLimits):
 
     timeout_seconds: Seconds = 30.0
     """The limit for one reply. A longer one ends its worker and leaves the episode out of training."""
+
+    @property
+    def plays(self) -> EnvironmentSettings:
+        """These settings; None where there is no environment."""
+        return self
 
     @property
     def title(self) -> str:
