@@ -201,12 +201,13 @@ class Replies(Rollout):
         if not self._engine.settings.exact:
             return Reply(None, "died", "its worker has ended, and environment.exact = false: it is not played again")
         for item, before in row.log[:-1]:
-            reply = self._engine.host.begin(row.number, item).result()
+            reply: Reply = self._engine.host.begin(row.number, item).result()
             if reply.fault is not None:
                 return reply
             if reply.value != before:
                 return Reply(None, "died", "its worker has ended, and the episode does not go the same way again")
-        return self._engine.host.begin(row.number, row.log[-1][0]).result()
+        last: Reply = self._engine.host.begin(row.number, row.log[-1][0]).result()
+        return last
 
     def _answer(self, row: Row, value: Mapping[str, Any], ended: Ending) -> None:
         """Act on what an environment says to a turn."""
