@@ -1,19 +1,37 @@
-"""The numbers of each token before and after a step's updates, for who looks at the run later."""
+"""The numbers of each token before and after a step's updates, which are recorded with its groups."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from oncurve.kl import k3
 from oncurve.learner import Learner
+from oncurve.metrics import Metrics
+from oncurve.trainer.result import Collected
+from oncurve.trainer.saving import Recorder
+from oncurve.trainer.watching.observe import timer
 from oncurve.types import Group, TrainBatch
 
-TokenNumbers = Callable[[TrainBatch, Learner], dict[str, Tensor]]
-"""Numbers `(B, T)` of the tokens of a batch by name, of a learner's policy as it is now."""
+
+def record_tokens(
+    recorder: Recorder | None,
+    learner: Learner,
+    batch: TrainBatch,
+    collected: Collected,
+    metrics: Metrics,
+    step: int,
+    updated: bool = False,
+) -> None:
+    """Record numbers of each token before the updates, or once the policy is `updated`, where `step` is measured."""
+    if recorder is not None and recorder.retention.measures(step):
+        with timer(metrics, "score"):
+            found = after_updates(batch, learner) if updated else before_updates(batch, learner)
+        groups = collected.groups, collected.usable
+        recorder.tokens({name: by_token(values, batch, *groups) for name, values in found.items()})
 
 
 def before_updates(batch: TrainBatch, learner: Learner) -> dict[str, Tensor]:
