@@ -41,7 +41,7 @@ from oncurve.trainer.watching import (
     UntrainedUpdates,
     observe_batch,
     observe_memory,
-    record_tokens,
+    recording_tokens,
     split_advantages,
     summarized,
     timer,
@@ -124,8 +124,7 @@ class Trainer:
         batch = self.score(collected.usable, metrics)  # old and reference log-probs, values, a KL in the reward
         batch = credited(batch, self.credit.advantage)  # 9   one advantage per token
         advantages = self.record(collected, batch, metrics)
-        record_tokens(self.recorder, self.learner, batch, collected, metrics, self.state.step + 1)
-        with timer(metrics, "update"):
+        with recording_tokens(self.recorder, batch, collected, self.learner, metrics), timer(metrics, "update"):
             for minibatch in self.minibatches(batch, metrics):  # 10   μ PPO epochs
                 weighted = weighted_by(self.credit.aggregation, minibatch)  # global denominators, once
                 update = self.learner.update(weighted)  # 11   maximize the objective
@@ -133,7 +132,6 @@ class Trainer:
                 if updates.too_far:
                     break
             updates.leave_out(self.config.ppo_epochs * min(self.config.minibatches, len(batch.prompts)))
-        record_tokens(self.recorder, self.learner, batch, collected, metrics, self.state.step + 1, updated=True)
         self.state = self.advanced(batch, collected, updates, time.perf_counter() - started)
         summary = summarized(metrics, self.state, self.groups, started, self.groups.worked(before or 0.0))
         return StepResult(self.state.step, summary, collected.groups, advantages)
@@ -165,7 +163,9 @@ class Trainer:
         return self.credit.kl.add_kl_to_rewards(batch, self.state.kl_coef, metrics)
 
     def minibatches(self, batch: TrainBatch, metrics: Metrics) -> Iterator[TrainBatch]:
-        """Return a step's updates: `ppo_epochs` times over the batch, in `minibatches` pieces of whole groups."""
+        """Return the updates of this step: `ppo_epochs` times over the batch, in `minibatches` pieces of whole
+        groups.
+        """
         for index in range(self.config.ppo_epochs):
             for minibatch in minibatches(batch, self.config.minibatches, self.config.seed, self.state.step, index):
                 self.untrained.observe(metrics, minibatch, self.state.step + 1)
@@ -197,6 +197,7 @@ class Trainer:
             cursor=collected.cursor,
             draw=collected.draw,
             surplus=collected.surplus,
+            counts=collected.counts,
             skipped_in_a_row=updates.skipped,
             kl_coef=self.credit.kl.next(batch, self.state.kl_coef),
             seconds=self.state.seconds + seconds,

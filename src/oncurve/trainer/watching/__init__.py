@@ -11,4 +11,4 @@ from oncurve.trainer.watching.observe import (
     timer as timer,
 )
 from oncurve.trainer.watching.signals import StopSignals as StopSignals
-from oncurve.trainer.watching.tokens import record_tokens as record_tokens
+from oncurve.trainer.watching.tokens import recording_tokens as recording_tokens

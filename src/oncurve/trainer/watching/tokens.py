@@ -1,9 +1,10 @@
-"""The numbers of each token before and after a step's updates, which are recorded with its groups."""
+"""The numbers of each token before and after a step's updates, for a later look at the run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -17,21 +18,23 @@ from oncurve.trainer.watching.observe import timer
 from oncurve.types import Group, TrainBatch
 
 
-def record_tokens(
-    recorder: Recorder | None,
-    learner: Learner,
-    batch: TrainBatch,
-    collected: Collected,
-    metrics: Metrics,
-    step: int,
-    updated: bool = False,
-) -> None:
-    """Record numbers of each token before the updates, or once the policy is `updated`, where `step` is measured."""
-    if recorder is not None and recorder.retention.measures(step):
-        with timer(metrics, "score"):
-            found = after_updates(batch, learner) if updated else before_updates(batch, learner)
-        groups = collected.groups, collected.usable
-        recorder.tokens({name: by_token(values, batch, *groups) for name, values in found.items()})
+@contextmanager
+def recording_tokens(
+    recorder: Recorder | None, batch: TrainBatch, collected: Collected, learner: Learner, metrics: Metrics
+) -> Iterator[None]:
+    """Record numbers of each token before and after the updates inside, where this step is measured.
+
+    They reach no loss.
+    """
+    measured = recorder is not None and recorder.measures
+    for numbers in (before_updates, None, after_updates):
+        if numbers is None:
+            yield
+        elif measured and recorder is not None:
+            with timer(metrics, "score"):
+                found = numbers(batch, learner)
+            groups = collected.groups, collected.usable
+            recorder.tokens({name: by_token(values, batch, *groups) for name, values in found.items()})
 
 
 def before_updates(batch: TrainBatch, learner: Learner) -> dict[str, Tensor]:
