@@ -21,7 +21,7 @@ from typing import Any
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ModelError
-from oncurve.environments.dialogue import Dialogue, TemplateError
+from oncurve.environments.dialogue import Dialogue, TemplateError, kept
 from oncurve.environments.host import Host, Pending
 from oncurve.environments.settings import EnvironmentSettings
 from oncurve.environments.tools import BY_COLUMN
@@ -279,23 +279,19 @@ class _Rollout:
             row.write(completion)
             assert row.start is not None
             prompt_ids = (*row.start.ids, *row.ids[:before])
-            calls = self._engine.dialogue.calls(prompt_ids, completion.ids, completion.text, row.tools)
-            good = [call for call in calls if not isinstance(call, str)]
-            message: dict[str, Any] = {"role": "assistant", "content": completion.text}
-            if good:
-                message["tool_calls"] = [
-                    {"type": "function", "id": f"call{number:05d}", "function": call}
-                    for number, call in enumerate(good)
-                ]
+            message, wrong = self._engine.dialogue.parsed(prompt_ids, completion.ids, completion.text, row.tools)
+            good = [each["function"] for each in message.get("tool_calls", ())]
             row.written.append(message)
-            row.errors = [{"role": "tool", "name": "", "content": str({"error": e})} for e in calls if e not in good]
+            row.errors = [{"role": "tool", "name": "unknown", "content": str({"error": each})} for each in wrong]
             if row.tools:
-                self._note("tools/calls", float(len(calls)))
-                self._note("tools/errors", float(len(row.errors)))
-            if completion.ended == "length" or (self._about["answers"] and not calls):
-                row.ended = completion.ended
+                self._note("tools/calls", float(len(good) + len(wrong)))
+                self._note("tools/errors", float(len(wrong)))
+            called = bool(good or wrong)
+            last = self._about["answers"] and row.turn >= self._engine.settings.max_turns  # its calls are not made
+            if completion.ended == "length" or (self._about["answers"] and (last or not called)):
+                row.ended = "turns" if last and called and completion.ended != "length" else completion.ended
                 self._ask(row, {"act": "end"})
-            elif calls and not good:
+            elif called and not good:
                 self._answer(row, {"messages": (), "reward": None, "done": False}, completion.ended)
             else:
                 self._ask(row, {"act": "reply", "text": completion.text, "calls": good, "ended": completion.ended})
@@ -368,9 +364,10 @@ class _Rollout:
             return "budget"
         assert row.start is not None
         history = [*row.start.messages, *row.written[:-1]] if row.start.messages else ()
-        for message, call in zip(said, row.written[-1].get("tool_calls", ()), strict=False):
-            message["tool_call_id"] = call["id"]
         try:
+            said = [kept(message) for message in said]
+            for message, call in zip(said, row.written[-1].get("tool_calls", ()), strict=False):
+                message["tool_call_id"] = call["id"]
             ids = self._engine.dialogue.reply(history, row.written[-1], said, row.tools, ended == "eos")
         except TemplateError:
             return "template"
