@@ -62,8 +62,8 @@ class Broken(Guess):
             subprocess.Popen(["sleep", "3600"])
             os._exit(5)
         if self.how == "prints":
-            print("x" * 100_000)
-            print("\033[2J" * 100, file=sys.stderr)
+            sys.stdout.write("x" * 100_000)
+            sys.stderr.write("\033[2J" * 100)
         if self.how == "memory":
             bytearray(1 << 40)
 

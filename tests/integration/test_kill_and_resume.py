@@ -25,6 +25,7 @@ KILLS = int(os.environ.get("ONCURVE_KILLS", "8"))
 STEPS_PER_KILL = 4
 
 
+GAMES = Path(__file__).parents[1] / "fakes" / "episodes.py"
 VARIANTS = {
     "float32": ["model.dtype=float32"],
     "bfloat16": ["model.dtype=bfloat16"],
@@ -60,6 +61,12 @@ VARIANTS = {
         "advantage.kind=process",
         "rewards=[{kind='task_steps'}]",
         "rollouts.keep=every 3",
+    ],
+    "episodes": [
+        "model.dtype=float32",
+        f"environment.kind={GAMES}:Guess",
+        "environment.processes=2",
+        "advantage.kind=process",
     ],
 }
 

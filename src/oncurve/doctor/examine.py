@@ -10,6 +10,7 @@ from typing import Any
 
 from oncurve.doctor.behaviour import BEHAVIOUR_RULES
 from oncurve.doctor.case import LEAST_STEPS, OPENING, WINDOW, Case, Line, SampledGroup
+from oncurve.doctor.episodes import EPISODE_RULES
 from oncurve.doctor.resources import RESOURCE_RULES
 from oncurve.doctor.rule import Finding, Rule
 from oncurve.doctor.signal import SIGNAL_RULES
@@ -17,7 +18,7 @@ from oncurve.doctor.updates import UPDATE_RULES
 from oncurve.report import RunRecord, read_run
 from oncurve.types import Group
 
-RULES: tuple[Rule, ...] = (*UPDATE_RULES, *SIGNAL_RULES, *BEHAVIOUR_RULES, *RESOURCE_RULES)
+RULES: tuple[Rule, ...] = (*UPDATE_RULES, *EPISODE_RULES, *SIGNAL_RULES, *BEHAVIOUR_RULES, *RESOURCE_RULES)
 """In the order of precedence: an earlier rule of a family is the reason for the later ones."""
 
 FAMILIES = {rule.name: rule.families for rule in RULES}

@@ -25,5 +25,6 @@ if TYPE_CHECKING:
         Tools as Tools,
         environment_meant as environment_meant,
     )
+    from oncurve.environments.trial import rehearsed as rehearsed
 
 __getattr__, _ = lazily(__name__)  # a worker imports its own side alone

@@ -23,7 +23,6 @@ from oncurve.base.closing import Closing
 from oncurve.base.errors import ModelError
 from oncurve.environments.dialogue import Dialogue, TemplateError, kept
 from oncurve.environments.host import Host, Pending
-from oncurve.environments.settings import EnvironmentSettings
 from oncurve.environments.tools import BY_COLUMN
 from oncurve.models import Weights
 from oncurve.processes.pool import Reply
@@ -105,14 +104,13 @@ class EpisodeEngine(Closing):
     def __init__(
         self,
         inner: RolloutEngine,
-        settings: EnvironmentSettings,
         host: Host,
         dialogue: Dialogue,
         sampling: Sampling,
         seed: int,
         keep: bool = False,
     ) -> None:
-        self.inner, self.settings, self.host, self.dialogue = inner, settings, host, dialogue
+        self.inner, self.settings, self.host, self.dialogue = inner, host.settings, host, dialogue
         self.sampling, self.seed, self.keep = sampling, seed, keep
         self.rollouts = 0
         self.noted: defaultdict[str, float] = defaultdict(float)

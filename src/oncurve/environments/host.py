@@ -43,7 +43,7 @@ class Host(Closing):
     """
 
     def __init__(self, settings: EnvironmentSettings, base: Path | None) -> None:
-        self._settings, self._base = settings, base
+        self.settings, self._base = settings, base
         self._pools: list[WorkerPool] = []
         self._here: InProcess | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -55,12 +55,12 @@ class Host(Closing):
         Raises ConfigError: its code cannot be loaded.
         """
         if not self._pools and self._here is None:
-            player = self._settings.here()
+            player = self.settings.here()
             if player is not None:
                 self._here, self._about = InProcess(player, Accepts()), player.about
                 self._thread = ThreadPoolExecutor(1, "oncurve-environment")
             else:
-                self._pools = [self._settings.workers(self._base) for _ in range(self._settings.processes)]
+                self._pools = [self.settings.workers(self._base) for _ in range(self.settings.processes)]
                 self._about = self._pools[0].about
         return self._about
 

@@ -40,7 +40,7 @@ def engine(name, most=MOST, **settings):
     inner = InProcessEngine(Sampling(group_size=SIZE, max_new_tokens=most), TOKENIZER, [TOKENIZER.eos_token_id], SEED)
     inner.follow(LocalWeights(TableModel(table()), 7))
     dialogue = Dialogue(TOKENIZER, [TOKENIZER.eos_token_id], {})
-    return EpisodeEngine(inner, environment, Host(environment, None), dialogue, inner.sampling, SEED)
+    return EpisodeEngine(inner, Host(environment, None), dialogue, inner.sampling, SEED)
 
 
 def whole(group, completion):
