@@ -30,6 +30,7 @@ def check_row(row: Mapping[str, Any], settings: DataSettings, place: str) -> Non
         if column not in row:
             has = ", ".join(str(name) for name in row) or "no columns"
             fix = "data.template" if settings.template is not None else "data.prompt_column or data.template"
+            fix += "" if settings.template is not None else ' (data.template = "" where an environment asks)'
             near = suggest(column, [name for name in row if isinstance(name, str)])
             raise DataError(f"{place}: column {column!r} is missing; it has: {has}; set {fix}{near}")
         if row[column] is None:

@@ -29,6 +29,8 @@ from oncurve.run.arguments import (
     check_for_stage,
     configured,
     data_arguments,
+    environment_arguments,
+    objects_of,
     reward_arguments,
 )
 from oncurve.run.assembly import Overrides, Run, assemble
@@ -40,6 +42,7 @@ from oncurve.run.tracking import check_tracking
 from oncurve.run.trained import TrainedRun
 from oncurve.trainer import StepResult
 
+Environment = str | Callable[..., Any] | Mapping[str, Any] | Component
 Reward = str | Callable[..., Any] | Mapping[str, Any] | Component
 
 
@@ -54,6 +57,8 @@ def train(
     data: Any = None,
     template: str | None = None,
     reward: Reward | Sequence[Reward] | None = None,
+    environment: Environment | None = None,
+    tools: Sequence[Callable[..., Any] | str] | None = None,
     preset: str | Sequence[str] | None = None,
     steps: int | None = None,
     seed: int | None = None,
@@ -82,6 +87,9 @@ def train(
         template: makes the prompt from columns, `"{question}"`.
         reward: a function, a kind such as "math", a path "file.py:name", a reward model (folder or hub id), a table of
             settings, or a list of these.
+        environment: a class that completions are episodes with, several by the column `environment`
+            (`{"maze": Maze}`), or a path "file.py:Name"; see docs/environments.md.
+        tools: functions that the model may call, or their paths.
         common: the settings that people turn most: `learning_rate`, `group_size`, `prompts_per_step`, `max_new_tokens`,
             `temperature`, `kl_coef`, ...; `oncurve.run.CommonSettings` has them all.
         settings: all others, `{"kl.estimator": "k2"}` or as nested tables `{"kl": {"estimator": "k2"}}`.
@@ -94,7 +102,7 @@ def train(
         _check_kinds(recipe, model, tokenizer)
         named = {"template": template, "steps": steps, "seed": seed, **common}
         arguments = [*arguments_of(named), *_of_model(model, settings)]
-        arguments += [*data_arguments(data), *reward_arguments(reward)]
+        arguments += [*data_arguments(data), *reward_arguments(reward), *environment_arguments(environment, tools)]
         config, base = configured(recipe, preset, arguments, settings)
         trained = _assembled(config, base, model, tokenizer, reference, out)
     return _run(trained, None if out is None else Path(out), on_step)
@@ -165,7 +173,10 @@ def _assembled(
     return TrainedRun(assemble(config, base, given))
 
 
-@explains_arguments({key: name for key, name in ARGUMENT_OF.items() if name in ("model", "reward")}, OTHER_NAMES)
+_OBJECTS = ("model", "reward", "environment", "tools")
+
+
+@explains_arguments({key: name for key, name in ARGUMENT_OF.items() if name in _OBJECTS}, OTHER_NAMES)
 @checkpoint_may_be_asked()
 def resume(
     directory: str | Path,
@@ -174,6 +185,8 @@ def resume(
     tokenizer: Any = None,
     reference: nn.Module | None = None,
     reward: Reward | Sequence[Reward] | None = None,
+    environment: Environment | None = None,
+    tools: Sequence[Callable[..., Any] | str] | None = None,
     settings: Mapping[str, Any] | None = None,
     on_step: Callable[[StepResult], None] | None = None,
     changed: bool = False,
@@ -183,8 +196,9 @@ def resume(
 
         run = oncurve.resume("runs/gsm8k", reward=reward)
 
-    Objects that `train` was given (a module, a reward function) are in no file, so they must be given again. The
-    weights come from the checkpoint, not from the module. `metrics` of the result are those of the whole run.
+    Objects that `train` was given (a module, a reward function, an environment) are in no file, so they must be given
+    again. The weights come from the checkpoint, not from the module. `metrics` of the result are those of the whole
+    run.
 
     `settings`: nested tables of settings that change from now on, `{"run": {"steps": 500}}`; the directory keeps them.
     `trust`: go on with a folder that this user has not made on this machine, and run its code.
@@ -195,7 +209,7 @@ def resume(
     """
     path = Path(directory)
     with _before_training(), trusting(trust):
-        functions = tables_of(reward_arguments(reward), None)
+        functions = tables_of([*reward_arguments(reward), *environment_arguments(environment, tools)], None)
         before, config, base = resumed_config(path, (), tables_of([], settings), functions)
         loaded = loaded_from(model, tokenizer) if model is not None else None
         check_complete(config, model_given=loaded is not None)
@@ -261,7 +275,7 @@ def _warm_up(trained: TrainedRun, path: Path) -> str | None:
     """Make the warm start of a run that has begun in `path`, and begin it again with the model of that; returns the
     signal that stopped it, or None.
     """
-    functions = {"rewards": list(trained.run.config.rewards)}
+    functions = objects_of(trained.run.config)
     stopped: list[str | None] = []
 
     def made() -> Run:
@@ -283,7 +297,7 @@ def _finish(
     if path is None or trained.run.given != Overrides():
         trained.stopped_by = finish(trained.run, console, *observers)
         return
-    returns, functions = Returns(path), {"rewards": list(trained.run.config.rewards)}
+    returns, functions = Returns(path), objects_of(trained.run.config)
 
     def made_again() -> Run:
         with trusting(given=True):  # this process has had it

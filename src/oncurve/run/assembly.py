@@ -40,7 +40,7 @@ from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environ
 from oncurve.run.evaluating import evaluate_policy
 from oncurve.run.iterations import LabellingInputs, iterations, step_locator
 from oncurve.run.loop import credit_of, groups_of, trainer_config
-from oncurve.run.row_lengths import fix_reach, opened
+from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer
 from oncurve.run.teaching import load_teacher
 from oncurve.run.warm_start import begun_at, demonstrations_of, held_out_loss
 from oncurve.trainer import (
@@ -279,6 +279,7 @@ def assemble(
             rewards.announcements += try_rewards(rewards, config.data, rows)
         if host is not None and len(rows) and not resumed:
             rehearsed(host, prompt_columns(rows.items[0], config.data), filled_prompt(rows.items[0], config.data))
+            check_tools(config, host, rows, given.model)
         if given.model is None:
             model, lora = (config.model, config.lora) if start is None else begun_at(config, start)
             loaded = model.build(masters=True, lora=lora, seed=config.run.seed)
@@ -415,6 +416,21 @@ def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
 def host_of(config: RunConfig, base: Path | None) -> Host | None:
     """Return what plays the episodes of `[environment]`; None: completions are of one turn."""
     return None if isinstance(config.environment, NoEnvironment) else Host(config.environment, base)
+
+
+def check_tools(config: RunConfig, host: Host, rows: Rows, given: LoadedModel | None) -> None:
+    """Raises ConfigError: the model cannot be shown the environment's tools, or there is no reward. ModelError."""
+    if not host.about()["scores"] and all(reward.scores_turns for reward in config.rewards):
+        raise ConfigError(f"rewards: {config.environment.title} has no get_reward; add a reward, or get_reward to it")
+    tools = host.about()["tools"]
+    if any(tools.values()) if isinstance(tools, Mapping) else tools:
+        tokenizer = read_tokenizer(config)[0] if given is None else given.tokenizer
+        if Prompts(rows, config.data, tokenizer)[0].messages is None:
+            raise ConfigError(
+                "environment: its tools are shown to the model by its chat template, and the prompts are no chat; "
+                "use an instruction-tuned model, and prompts that are messages, or leave data.chat out"
+            )
+        Dialogue(tokenizer, (), config.data.chat_template_kwargs).check_tools()
 
 
 def with_environment(
