@@ -421,7 +421,7 @@ def host_of(config: RunConfig, base: Path | None) -> Host | None:
 def check_tools(config: RunConfig, host: Host, rows: Rows, given: LoadedModel | None) -> None:
     """Raises ConfigError: the model cannot be shown the environment's tools, or there is no reward. ModelError."""
     if not host.about()["scores"] and all(reward.scores_turns for reward in config.rewards):
-        raise ConfigError(f"rewards: {config.environment.title} has no get_reward; add a reward, or get_reward to it")
+        raise ConfigError(f"rewards: {host.settings.title} has no get_reward; add a reward, or get_reward to it")
     tools = host.about()["tools"]
     if any(tools.values()) if isinstance(tools, Mapping) else tools:
         tokenizer = read_tokenizer(config)[0] if given is None else given.tokenizer
