@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -179,7 +180,8 @@ def theirs(folder, turns, **more):
             return self.scores
 
     given, options, script = arguments(turns, **more)
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of TRL about itself
         trainer = Recording(args=trl.GRPOConfig(str(folder), **options), **given)
         rows = [row for row in trainer.train_dataset for _ in range(2)]
         trainer.model.train()

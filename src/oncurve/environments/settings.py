@@ -121,18 +121,29 @@ class Tools(EnvironmentSettings):
 
     @property
     def title(self) -> str:
-        """The name of the class, or "tools"."""
+        """The name of the class, of several that of the one with a reward, "environment" or "tools"."""
         names = [path.rpartition(":")[2] for path in self._paths.values()]
-        names += [getattr(getattr(each, "func", each), "__name__", "") for each in self._classes.values()]
+        names += [getattr(getattr(each, "func", each), "__name__", "") for each in self._scoring or self._given]
         one = names[0] if len(names) == 1 and names[0].isidentifier() else "environment"  # not <lambda>
         return one if names else "tools"
 
     @property
     def scores(self) -> bool:
         """Return whether there may be a `get_reward`."""
-        given = self._classes.values()
-        may = [not isinstance(each, type) or issubclass(each, Episode) or hasattr(each, "get_reward") for each in given]
-        return bool(self._paths) or any(may)
+        return bool(self._paths or self._scoring)
+
+    @property
+    def _given(self) -> list[Callable[..., Any]]:
+        return list(self._classes.values())
+
+    @property
+    def _scoring(self) -> list[Callable[..., Any]]:
+        """The classes that may give a reward; what other factories make is not known."""
+        return [
+            each
+            for each in self._given
+            if not isinstance(each, type) or issubclass(each, Episode) or hasattr(each, "get_reward")
+        ]
 
     @property
     def _classes(self) -> Mapping[str, Callable[..., Any]]:

@@ -4,17 +4,22 @@ What ours make is held to expectations here; with TRL (installed, or in the fold
 """
 
 import asyncio
-import threading
 
 import pytest
 
-from fakes.trl_trainers import END, NO_TRL, arguments, call, ours, theirs
+from fakes.trl_trainers import END, NO_TRL, Scripted, arguments, call, ours, theirs, tokenizer
 from oncurve.base.errors import UserError
 from oncurve.compat.trl import GRPOConfig, GRPOTrainer
+from oncurve.environments import Tools
 
 ASKED = {"prompt": [{"role": "user", "content": "go"}]}
-HERE = threading.Lock()
-"""Cannot be copied: a class that holds it plays in this process, where a test can look at it."""
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch):
+    """Play in this process, where a test can look at it."""
+    made = Tools.here
+    monkeypatch.setattr(Tools, "here", lambda self, copied=True: made(self, copied=False))
 
 
 @pytest.fixture
@@ -38,8 +43,6 @@ def test_trl_is_here_to_be_compared_with():
 
 
 class Adder:
-    held = HERE
-
     def reset(self, **row):
         self.sum, self.row = 0, row
 
@@ -74,25 +77,20 @@ def test_an_episode(played):
         == f"{turns[0]}\n<|im_start|>tool\n5{END}\n<|im_start|>assistant\n{turns[1]}\n<|im_start|>tool\n2{END}\n"
         f"<|im_start|>assistant\n{turns[2]}"
     )
-    assert sum(one.mask) == sum(map(len, turns)) - 3 * (len(END) - 1)
+    assert sum(one.mask) == sum(len(tokenizer()(turn)["input_ids"]) for turn in turns)
 
 
 def test_without_a_response_template_calls_and_contents_are_the_same(tmp_path):
     turns = ["let me see\n" + call("add", x=2) + "\n" + call("add", x=3) + END, call("add", x=1) + END, "so" + END]
-    known, unknown = (
-        (ours(tmp_path, turns, environment_factory=Adder, response=each) for each in (None, {}) if 1)
-        if 0
-        else (
-            ours(tmp_path / "known", turns, environment_factory=Adder),
-            ours(tmp_path / "unknown", turns, environment_factory=Adder, response=None),
-        )
-    )
+    known = ours(tmp_path / "known", turns, environment_factory=Adder)
+    unknown = ours(tmp_path / "unknown", turns, environment_factory=Adder, response=None)
     assert known == unknown
 
 
 def test_every_column_is_passed_to_reset(played):
     class Env(Adder):
         def reset(self, word, **row):
+            super().reset()
             seen.append((word, row))
 
     seen = []
@@ -221,8 +219,6 @@ def test_several_calls_of_one_turn_are_answered_in_their_order(played):
 
 def test_async_tools_run_together_and_get_reward_may_be_async(played):
     class Env:
-        held = HERE
-
         def reset(self, **row):
             self.meeting, self.met = None, 0
 
@@ -253,8 +249,6 @@ def test_async_tools_run_together_and_get_reward_may_be_async(played):
 
 def test_a_column_picks_one_of_several_environments(played):
     class Shop:
-        held = HERE
-
         def reset(self, **row):
             self.row = row
             return " shopping"
@@ -272,20 +266,21 @@ def test_a_column_picks_one_of_several_environments(played):
     def turns(text):
         return [(call("buy", what="tea") if "shopping" in text else call("add", x=1)) + END, "ok" + END]
 
-    adder, shop = played(
-        turns,
-        rows=rows,
-        environment_factory={"adder": Adder, "shop": Shop},
-        reward_funcs=lambda completions, **_: [1.0] * len(completions),
-    )
+    def one(completions, **_):
+        return [1.0] * len(completions)
+
+    environments = {"adder": Adder, "shop": Shop}
+    adder, shop = played(turns, rows=rows, environment_factory=environments, reward_funcs=one)
     assert ("buy" in adder.prompt, "add" in shop.prompt) == (False, False)
     assert told(shop) == [f"bought tea for {ASKED}"]
     assert told(adder) == ["2"]
+    assert (adder.rewards, shop.rewards) == ({"one": 1.0, "Adder": 2.0}, {"one": 1.0})
 
 
 def test_instances_are_made_once_and_reset_often(tmp_path):
     class Env(Adder):
         def __init__(self):
+            self.sum = 0
             made.append(self)
 
         def reset(self, **row):
@@ -293,9 +288,10 @@ def test_instances_are_made_once_and_reset_often(tmp_path):
             resets.append(self)
 
     made, resets = [], []
-    given, options, _ = arguments(["ok" + END], rows=[ASKED] * 2, environment_factory=Env)
+    given, options, script = arguments(["ok" + END], rows=[ASKED] * 2, environment_factory=Env)
     with GRPOTrainer(args=GRPOConfig(str(tmp_path / "run"), **options), **given) as trainer:
         run = trainer.run
+        run.engine.inner = Scripted(script, run.config.rollout)
         for draw in range(3):
             run.engine.generate([run.prompts[index] for index in range(2)], draw)
     assert len(made) == 4  # two prompts, two samples
@@ -319,8 +315,6 @@ def test_rewards_get_the_environments_as_they_are_at_the_end(played):
 
 def test_get_reward_may_be_missing_or_none(played):
     class Env:
-        held = HERE
-
         def reset(self, **row):
             return None
 
@@ -387,7 +381,7 @@ def test_a_result_that_is_too_long_is_dropped_and_the_episode_ends(played, size)
         assert [message["role"] for message in one.messages] == ["assistant", "tool", "assistant"]
         assert one.text.endswith(turns[1])
         assert one.mask[-1] == 1
-    assert one.rewards == {"Adder": 5.0}
+    assert one.rewards == {"Env": 5.0}
 
 
 @pytest.mark.parametrize("most", [0, 1, 2])
@@ -399,9 +393,8 @@ def test_calls_after_the_last_iteration_are_not_made(played, most):
 
 
 def test_a_call_that_cannot_be_read_is_told_where_trl_ends_the_episode(tmp_path):
-    for number, response in enumerate((None, {"response": 1})):
-        more = {} if response else {"response": None}
-        turns = ['<tool_call>\n{"name": "add", x}\n</tool_call>' + END, call("add", x=1) + END, "ok" + END]
+    turns = ['<tool_call>\n{"name": "add", x}\n</tool_call>' + END, call("add", x=1) + END, "ok" + END]
+    for number, more in enumerate(({}, {"response": None})):
         (one,) = ours(tmp_path / str(number), turns, environment_factory=Adder, **more)
         assert [message["role"] for message in one.messages] == ["assistant", "tool", "assistant", "tool", "assistant"]
         assert "error" in told(one)[0]
@@ -441,10 +434,13 @@ def add(x: int) -> int:
         ({"tools": [7]}, "expected functions"),
         ({"environment_factory": 7}, "expected a class"),
         ({"environment_factory": {"a": Adder}}, "'environment' holds 'None', and the environments are 'a'"),
-        ({"environment_factory": object}, "get_reward"),
+        ({"environment_factory": object}, "rewards: missing"),
+        ({"environment_factory": lambda: object()}, "has no get_reward"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_run(tmp_path, given, says):
+    if "tools" in given:
+        given["reward_funcs"] = lambda completions, **_: [0.0] * len(completions)
     given, options, _ = arguments(["ok" + END], **given)
     with pytest.raises(UserError, match=says):
         GRPOTrainer(args=GRPOConfig(str(tmp_path / "run"), **options), **given)
