@@ -114,7 +114,8 @@ def distinct_prompts(rows: Rows, settings: DataSettings) -> int:
     """Count the different prompts among `rows`; generated ones are taken to be different."""
     if rows.generated:
         return len(rows)
-    asked = (filled_prompt(row, settings) for row in rows.items)
+    asks = settings.template == ""  # an environment does, by the row
+    asked = (dict(row) if asks else filled_prompt(row, settings) for row in rows.items)
     return len({hash(repr(each.tolist() if isinstance(each, Tensor) else each)) for each in asked})
 
 

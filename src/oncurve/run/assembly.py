@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oncurve.advantages import reads_rewards, teacher_of
-from oncurve.base.errors import ConfigError
+from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
 from oncurve.data import (
     DemonstrationRows,
@@ -278,8 +278,8 @@ def assemble(
         if not resumed:
             rewards.announcements += try_rewards(rewards, config.data, rows)
         if host is not None and len(rows) and not resumed:
-            rehearsed(host, prompt_columns(rows.items[0], config.data), filled_prompt(rows.items[0], config.data))
             check_tools(config, host, rows, given.model)
+            rehearsed(host, prompt_columns(rows.items[0], config.data), filled_prompt(rows.items[0], config.data))
         if given.model is None:
             model, lora = (config.model, config.lora) if start is None else begun_at(config, start)
             loaded = model.build(masters=True, lora=lora, seed=config.run.seed)
@@ -419,10 +419,17 @@ def host_of(config: RunConfig, base: Path | None) -> Host | None:
 
 
 def check_tools(config: RunConfig, host: Host, rows: Rows, given: LoadedModel | None) -> None:
-    """Raises ConfigError: the model cannot be shown the environment's tools, or there is no reward. ModelError."""
+    """Raises ConfigError: the model cannot be shown the environment's tools, or there is no reward. ModelError: its
+    template shows none. DataError: a row names no environment.
+    """
     if not host.about()["scores"] and all(reward.scores_turns for reward in config.rewards):
         raise ConfigError(f"rewards: {host.settings.title} has no get_reward; add a reward, or get_reward to it")
     tools = host.about()["tools"]
+    for row, number in zip(rows.items, rows.numbers, strict=True) if isinstance(tools, Mapping) else ():
+        if str(row.get("environment")) not in tools:
+            known = ", ".join(map(repr, tools))
+            held = f"the column 'environment' holds {row.get('environment')!r}, and the environments are {known}"
+            raise DataError(f"{rows.place(number)}: {held}")
     if any(tools.values()) if isinstance(tools, Mapping) else tools:
         tokenizer = read_tokenizer(config)[0] if given is None else given.tokenizer
         if Prompts(rows, config.data, tokenizer)[0].messages is None:

@@ -433,7 +433,7 @@ def add(x: int) -> int:
         ({"tools": ["add"]}, "names nothing in a file"),
         ({"tools": [7]}, "expected functions"),
         ({"environment_factory": 7}, "expected a class"),
-        ({"environment_factory": {"a": Adder}}, "'environment' holds 'None', and the environments are 'a'"),
+        ({"environment_factory": {"a": Adder}}, "data row 0: .*'environment' holds None, and the environments are 'a'"),
         ({"environment_factory": object}, "rewards: missing"),
         ({"environment_factory": lambda: object()}, "has no get_reward"),
     ],

@@ -155,7 +155,11 @@ class Adapted:
             "log_metric": lambda name, value: metrics.setdefault(str(name), []).append(float(value)),
             "log_extra": lambda name, values: extras.setdefault(str(name), []).extend(values),
         }
-        wanted = {n: v for n, v in offered.items() if n in self._names or (self._everything and n == "prompts")}
+        wanted = {
+            n: v
+            for n, v in offered.items()
+            if n in self._names or (self._everything and n in ("prompts", "completions"))
+        }
         rewards = _awaited(self._function(**{**item["columns"], **wanted}))
         if isinstance(rewards, (list, tuple)) and len(rewards) == len(item["completions"]):
             # the offsets of steps are those of a text, and an episode is several
