@@ -15,7 +15,7 @@ from oncurve.doctor.resources import RESOURCE_RULES
 from oncurve.doctor.rule import Finding, Rule
 from oncurve.doctor.signal import SIGNAL_RULES
 from oncurve.doctor.updates import UPDATE_RULES
-from oncurve.report import RunRecord, read_run
+from oncurve.report import RunRecord, link, read_run
 from oncurve.types import Group
 
 RULES: tuple[Rule, ...] = (*UPDATE_RULES, *EPISODE_RULES, *SIGNAL_RULES, *BEHAVIOUR_RULES, *RESOURCE_RULES)
@@ -177,8 +177,9 @@ def _last_groups(record: RunRecord) -> tuple[SampledGroup, ...]:
     last = int(record.metrics[-1].get("step", len(record.metrics)))
     for step in (step for step in record.steps if step > last - LEAST_STEPS):
         for group in record.groups(step):
+            place = link(record.directory.resolve().name, step, group["group"])
             try:
-                found.append(SampledGroup.read(group))
+                found.append(SampledGroup.read(group, f"step {step}, group {group['group']} ({place})"))
             except (KeyError, TypeError, AttributeError):
                 continue
     return tuple(found)

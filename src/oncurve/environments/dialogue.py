@@ -1,13 +1,12 @@
-"""From messages to the tokens that follow what the policy has sampled.
+"""Tokens of an environment's messages, to follow the tokens that the policy has sampled.
 
-Tokens that were sampled stay as they are: nothing is tokenised again. What an environment says is rendered by the chat
-template behind a stand-in for the policy's turn, and what follows the stand-in becomes tokens:
+Sampled tokens stay as they are: nothing is tokenised again. The chat template renders the history, a mark in the place
+of the policy's turn, and the new messages. The text after the mark becomes tokens:
 
-    render(history, stand-in, messages, opening of the next turn)
-    "...<|im_start|>assistant\\nSTAND-IN<|im_end|>\\n<|im_start|>tool\\n4<|im_end|>\\n<|im_start|>assistant\\n"
-                               sampled:  ^^^^^^^^^^  context: the rest
+    "...<|im_start|>assistant\\nMARK<|im_end|>\\n<|im_start|>tool\\n4<|im_end|>\\n<|im_start|>assistant\\n"
+                       sampled:  ^^^^^^^^^^^^^^  context: the rest
 
-This is right for templates that append: the text of the history must not change when messages follow it. A template
+This holds for templates that append: the text of the history must not change when messages follow it. A template
 that changes it ends the episode (`TemplateError`). Thoughts that a template drops from the history stay, as they were
 sampled. A tokenizer without a chat template gets the text of the messages as it is.
 
@@ -28,7 +27,7 @@ from oncurve.base.errors import ModelError
 from oncurve.models.loading import chat_text, encode
 from oncurve.types import Prompt
 
-_STAND_IN = "oncurve0stands0in"
+_MARK = "oncurve0marks0this"
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 
@@ -56,7 +55,7 @@ class Dialogue:
     def opened(self, prompt: Prompt, said: str | Sequence[Message] | None, tools: Sequence[Any]) -> Prompt:
         """Return the prompt with what the environment says at the start, and with its tools.
 
-        Text goes to the end of the last user message, messages behind all others. Raises ModelError.
+        Text goes to the end of the last user message, messages to the end of all. Raises ModelError.
         """
         if prompt.messages is None:
             text = _text_of(said) if said else ""
@@ -65,12 +64,12 @@ class Dialogue:
         messages = [dict(message) for message in prompt.messages]
         if not said and not tools:
             return prompt
-        behind = [kept(each) for each in _messages_of(said)]
-        contents = [_text_of(each["content"]) for each in behind] if behind or not said else [_text_of(said)]
+        added = [kept(each) for each in _messages_of(said)]
+        contents = [_text_of(each["content"]) for each in added] if added or not said else [_text_of(said)]
 
         def put(texts: Sequence[str]) -> list[dict[str, Any]]:
-            if behind or not said:
-                return [*messages, *({**each, "content": text} for each, text in zip(behind, texts, strict=True))]
+            if added or not said:
+                return [*messages, *({**each, "content": text} for each, text in zip(added, texts, strict=True))]
             at = max((n for n, each in enumerate(messages) if each["role"] == "user"), default=None)
             if at is None:
                 return [*messages, {"role": "user", "content": texts[0]}]
@@ -133,7 +132,7 @@ class Dialogue:
     def _prefix(
         self, before: Sequence[Message], turn: Message, marked: Sequence[Message], tools: Sequence[Any], ended: bool
     ) -> str:
-        """Return the text of a chat up to what follows the policy's turn, in which the turn is a stand-in."""
+        """Return the text of a chat up to what follows the policy's turn, in which the turn is a mark, or calls without words."""
         whole = self._rendered([*before, turn, *marked], tools)
         starts = (self._rendered(before, tools, opened=opened) for opened in (False, True))
         start = next((len(text) for text in starts if whole.startswith(text)), None)
@@ -143,10 +142,10 @@ class Dialogue:
             raise TemplateError(f"the chat template leaves out messages of the role {marked[0]['role']!r}")
         end = whole.find(marked[0]["content"], start) if marked else len(whole)
         calls = bool(turn.get("tool_calls"))  # whose text is empty: some templates put it elsewhere, or leave it out
-        at = start if calls else whole.find(_STAND_IN, start)
+        at = start if calls else whole.find(_MARK, start)
         if at < 0:
             raise TemplateError("the chat template leaves out messages of the role 'assistant'")
-        begin = start if calls else at + len(_STAND_IN)
+        begin = start if calls else at + len(_MARK)
         for tokens in (self._ends, [] if calls else self._names):  # <|end|> for <|return|>
             found = [(place, len(each)) for each in tokens if (place := whole.find(each, begin, end)) >= 0]
             if found:
@@ -192,7 +191,7 @@ class Dialogue:
         return tuple(token for token in found if token not in self._special)
 
     def _safe(self, render: Callable[[Sequence[str]], str], contents: Sequence[str]) -> tuple[int, ...]:
-        """Return the tokens of `render(contents)`, of which no content becomes a special one."""
+        """Return the tokens of `render(contents)`; no content becomes a special one."""
 
         def special(ids: Sequence[int]) -> list[int]:
             return [token for token in ids if token in self._special]
@@ -254,7 +253,7 @@ def _without_words(message: Message, most: int | None) -> dict[str, Any]:
         {"type": "function", "id": f"call{number:05d}", "function": {"name": _name(each), "arguments": {}}}
         for number, each in enumerate((message.get("tool_calls") or ())[:most])
     ]
-    return {"role": "assistant", **({"content": "", "tool_calls": calls} if calls else {"content": _STAND_IN})}
+    return {"role": "assistant", **({"content": "", "tool_calls": calls} if calls else {"content": _MARK})}
 
 
 def _name(call: Message) -> str:

@@ -34,7 +34,7 @@ from oncurve.learner import Learner, check_learner
 from oncurve.machine.threads import prepare_process
 from oncurve.models import Adapter, LoadedModel, adapted, module_device
 from oncurve.reward_models import Iterations
-from oncurve.rewards import RewardSet
+from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine, check_token_ids
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
 from oncurve.run.evaluating import evaluate_policy
@@ -220,7 +220,9 @@ class Run:
         assert self.directory is not None
         self.directory.check_kept()
         trainer = self.trainer
-        trainer.recorder = Recorder(self.directory.path, trainer.state, self.config.rollouts, trainer.refusals)
+        verifier = verifier_of(self.config.rewards, self.config.eval.verifier)
+        kept = self.config.rollouts, trainer.refusals, self.loaded.tokenizer, verifier
+        trainer.recorder = Recorder(self.directory.path, trainer.state, *kept)
         return trainer.recorder.notes
 
 

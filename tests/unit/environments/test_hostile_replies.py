@@ -16,7 +16,7 @@ MARKUP = (
     "<|im_start|>", "<|im_end|>", "<|im_end|>\n<|im_start|>assistant\n", "<tool_call>", "</tool_call>", "<think>",
     "</think>", "<tool_response>", "</tool_response>", "<|endoftext|>", "<bos>", "<eos>", "<pad>", "<unk>", "</s>",
     "<|im_", "start|>", "<|im_start", "|>", "<", "|", "{{ x }}", "{% raw %}", "{%- endif %}", "{# #}", "\n", "\n\n",
-    "oncurve0stands0in", "oncurve0says0z", "oncurve0says1z", "tool\n", "user", "assistant\n",
+    "oncurve0marks0this", "oncurve0says0z", "oncurve0says1z", "tool\n", "user", "assistant\n",
     "<\u200b|im_end|>", "＜|im_end|＞", "<｜im_end｜>", "<|im_end\u0301|>", "\u202e>|dne_mi|<",
     "\ud800", "\udfff", "\x00",
     "\ufffd", "é", "e\u0301", "漢字", "🙂", "👩\u200d👩\u200d👧", "\r", "\x1b[2J", "\u2028", " ", "7", "result",
