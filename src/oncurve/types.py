@@ -171,6 +171,12 @@ class Group:
     scores: tuple[Score, ...] = ()
     draw: int = 0
 
+    def firsts(self) -> list[int]:
+        """Return the numbers of the completions, but of those of one episode, which stand together, only the first."""
+        before = [None, *(each.sample_index if each.turns else None for each in self.completions)]
+        numbered = enumerate(zip(self.completions, before, strict=False))
+        return [number for number, (each, last) in numbered if not each.turns or each.sample_index != last]
+
 
 @dataclass(frozen=True)
 class TokenStats:

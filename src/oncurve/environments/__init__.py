@@ -5,6 +5,7 @@ engine.py     `EpisodeEngine`: a rollout engine for completions of several turns
 dialogue.py   tokens of an environment's messages.
 host.py       the workers, as the run sees them.
 play.py       the callable of a worker. episode.py is its protocol, tools.py TRL's shape of it.
+programs.py   episodes that are programs, which call the policy at endpoint.py. program.py runs them in a worker.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from oncurve.environments.engine import EpisodeEngine as EpisodeEngine
     from oncurve.environments.episode import Episode as Episode, Reply as Reply, ToolCall as ToolCall
     from oncurve.environments.host import Host as Host
+    from oncurve.environments.programs import Programs as Programs
     from oncurve.environments.settings import (
         ENVIRONMENT_KINDS as ENVIRONMENT_KINDS,
+        Endpoint as Endpoint,
         EnvironmentSettings as EnvironmentSettings,
         NoEnvironment as NoEnvironment,
         Tools as Tools,

@@ -79,6 +79,17 @@ class Dialogue:
         ids = self._safe(lambda texts: self._rendered(put(texts), tools), contents)
         return replace(prompt, ids=ids, messages=tuple(put(contents)), row_ids=prompt.ids)
 
+    def asked(self, messages: Sequence[Message], tools: Sequence[Any]) -> tuple[int, ...]:
+        """Return the tokens of a chat, up to where the policy's turn begins. Raises ModelError."""
+        others = json.dumps([tools, *(each.get("tool_calls") for each in messages)])
+        if any(self._tokenizer.convert_ids_to_tokens(token) in others for token in self._special):
+            raise ModelError("a tool or a tool call holds the text of a special token")
+
+        def put(texts: Sequence[str]) -> list[dict[str, Any]]:
+            return [{**each, "content": text} for each, text in zip(messages, texts, strict=True)]
+
+        return self._safe(lambda texts: self._rendered(put(texts), tools), [each["content"] for each in messages])
+
     def reply(
         self, history: Sequence[Message], written: Message, said: Sequence[Message], tools: Sequence[Any], ended: bool
     ) -> tuple[int, ...]:
@@ -132,9 +143,9 @@ class Dialogue:
     def _prefix(
         self, before: Sequence[Message], turn: Message, marked: Sequence[Message], tools: Sequence[Any], ended: bool
     ) -> str:
-        """Return the text of a chat up to what follows the policy's turn, in which the turn is a mark, or calls without words."""
+        """Return the text of a chat up to what follows the turn, which is a mark, or calls without words."""
         whole = self._rendered([*before, turn, *marked], tools)
-        starts = (self._rendered(before, tools, opened=opened) for opened in (False, True))
+        starts = (self._rendered(before, tools, begun) for begun in (False, True))
         start = next((len(text) for text in starts if whole.startswith(text)), None)
         if start is None:
             raise TemplateError("the chat template changes earlier messages when others follow")
@@ -213,8 +224,9 @@ class Dialogue:
 
     def parsed(
         self, prompt_ids: Sequence[int], ids: Sequence[int], text: str, tools: Sequence[Any]
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Return a turn as a chat message with its tool calls, and for each call that cannot be read why.
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Return a turn as a chat message without its tool calls, and these: each `{"name", "arguments"}`, or a string,
+        which says why it cannot be read.
 
         They are read as the tokenizer's response template has them; without one as `<tool_call>{...}</tool_call>`, or
         as one JSON object alone.
@@ -225,21 +237,16 @@ class Dialogue:
         if getattr(self._tokenizer, "response_template", None) is None:
             found = _HERMES.findall(text)
             alone = text.strip()
-            found = found or ([alone] if alone.startswith("{") and '"name"' in alone else [])
-            message["content"] = _HERMES.sub("", text).strip() * (found != [alone]) if found else text
-        else:
-            try:
-                read = self._tokenizer.parse_response(list(ids), prefix=list(prompt_ids), tools=list(tools))
-                found = [json.dumps(each.get("function", each)) for each in read.get("tool_calls") or ()]
-                message |= {"content": "", **{name: value for name, value in read.items() if isinstance(value, str)}}
-            except Exception as error:  # a template's own code
-                return message, [f"the call cannot be read: {error}"]
-        calls = list(map(_call, found))
-        good = [
-            {"type": "function", "id": f"call{number:05d}", "function": call}
-            for number, call in enumerate(each for each in calls if not isinstance(each, str))
-        ]
-        return {**message, "tool_calls": good} if good else message, [each for each in calls if isinstance(each, str)]
+            if not found and alone.startswith("{") and '"name"' in alone:
+                return {**message, "content": ""}, [_call(alone)]
+            return {**message, "content": _HERMES.sub("", text).strip() if found else text}, list(map(_call, found))
+        try:
+            read = self._tokenizer.parse_response(list(ids), prefix=list(prompt_ids), tools=list(tools))
+            found = [json.dumps(each.get("function", each)) for each in read.get("tool_calls") or ()]
+        except Exception as error:  # a template's own code
+            return message, [f"the call cannot be read: {error}"]
+        words = {name: value for name, value in read.items() if isinstance(value, str)}
+        return {**message, "content": "", **words}, list(map(_call, found))
 
 
 _NO_CALL: Message = {"function": {"name": "unknown"}}
@@ -250,8 +257,8 @@ def _without_words(message: Message, most: int | None) -> dict[str, Any]:
     if message["role"] != "assistant":
         return dict(message)
     calls = [
-        {"type": "function", "id": f"call{number:05d}", "function": {"name": _name(each), "arguments": {}}}
-        for number, each in enumerate((message.get("tool_calls") or ())[:most])
+        {"type": "function", "id": each.get("id", "call00000"), "function": {"name": _name(each), "arguments": {}}}
+        for each in (message.get("tool_calls") or ())[:most]
     ]
     return {"role": "assistant", **({"content": "", "tool_calls": calls} if calls else {"content": _MARK})}
 

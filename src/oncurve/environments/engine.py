@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -23,6 +23,7 @@ from oncurve.base.closing import Closing
 from oncurve.base.errors import ModelError
 from oncurve.environments.dialogue import Dialogue, TemplateError, kept
 from oncurve.environments.host import Host, Pending
+from oncurve.environments.play import MOST_CALLS
 from oncurve.environments.tools import BY_COLUMN
 from oncurve.models import Weights
 from oncurve.processes.pool import Reply
@@ -32,19 +33,27 @@ from oncurve.types import Completion, Ending, Group, Prompt, Turn
 
 _TURN = 1 << 40
 """Sample indices of the turns of one sample are so far apart."""
-_LONGEST_TOKEN = 256
+LONGEST_TOKEN = 256
 """No token has more characters: a longer reply cannot fit, and is not tokenised."""
 
 
-@dataclass
-class _Row:
-    """An episode as it grows."""
+@dataclass(eq=False)
+class Row:
+    """One stream of tokens as it grows: an episode, or one of those of a program.
+
+    room    the most tokens of it; of its next turn at most `most`, which ends at the strings `stop`, too
+    turn    the number of its next turn; `place`: of that among the turns of all streams of the episode
+    """
 
     number: int
     prompt: Prompt
     sample: int
     tools: Sequence[Any]
+    room: int
+    most: int
     turn: int = 0
+    place: int = 0
+    stop: tuple[str, ...] = ()
     start: Prompt | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -83,7 +92,7 @@ class _Row:
         self.logprobs += completion.logprobs
         self.trained += [True] * len(completion.ids)
         self.version = completion.policy_version
-        self.turn += 1
+        self.turn, self.place = self.turn + 1, self.place + 1
 
     def reward(self, value: float | None) -> None:
         """Give the policy's last turn its reward."""
@@ -99,6 +108,7 @@ class EpisodeEngine(Closing):
     dialogue   makes tokens of what they say; None without a tokenizer
     sampling   of a training rollout; `max_new_tokens` is for the whole episode, context included
     keep       completions keep their environment, for reward functions that take it
+    rollout    who speaks between the turns of the policy: `Replies`, or `Programs`
     """
 
     def __init__(
@@ -109,12 +119,14 @@ class EpisodeEngine(Closing):
         sampling: Sampling,
         seed: int,
         keep: bool = False,
+        rollout: Callable[..., Rollout] | None = None,
     ) -> None:
+        self._rollout = rollout or Replies
         self.inner, self.settings, self.host, self.dialogue = inner, host.settings, host, dialogue
         self.sampling, self.seed, self.keep = sampling, seed, keep
         self.rollouts = 0
         self.noted: defaultdict[str, float] = defaultdict(float)
-        self._episodes = 0
+        self.warned: set[str] = set()
 
     @property
     def exact(self) -> bool:
@@ -165,15 +177,15 @@ class EpisodeEngine(Closing):
         sampling = sampling or self.sampling
         firsts = count_samples(prompts, sampling.group_size) if first_samples is None else first_samples
         self.rollouts += 1
-        rollout = _Rollout(self, prompts, draw, sampling, firsts, on_group, noted)
+        rollout = self._rollout(self, prompts, draw, sampling, firsts, on_group, noted)
         try:
             return rollout.run()
         finally:
             rollout.give_up()
 
 
-class _Rollout:
-    """One call of the engine."""
+class Rollout:
+    """One call of the engine. A subclass says who speaks between the turns of the policy."""
 
     def __init__(
         self,
@@ -188,57 +200,67 @@ class _Rollout:
         self._engine, self._draw, self._sampling, self._on_group = engine, draw, sampling, on_group
         self._noted = noted
         self._about = engine.host.about()
-        size = sampling.group_size
-        self._rows = [
-            [
-                _Row(index * size + number, prompt, firsts[index] + number, self._tools_of(prompt))
-                for number in range(size)
-            ]
-            for index, prompt in enumerate(prompts)
-        ]
+        self._firsts, self._prompts, self._most_waves = firsts, prompts, engine.settings.waves
+        self._rows: list[list[Row]] = [[] for _ in prompts]
         self._groups: dict[int, Group] = {}
+
+    def begin(self) -> None:
+        """Begin the episodes."""
+
+    def hear(self, wave: range) -> None:
+        """Wait until the next turn of each row of these groups is the policy's, or the row has `ended`."""
+        raise NotImplementedError
+
+    def answer(self, row: Row, completion: Completion, calls: Sequence[Any], good: Sequence[Any]) -> None:
+        """Hand over a turn that the policy has written, and its tool calls, of which some are `good`."""
+        raise NotImplementedError
+
+    def over(self, index: int) -> bool:
+        """Return whether nothing of a group's episodes is left to do."""
+        raise NotImplementedError
+
+    def give_up(self) -> None:
+        """Cancel what others are still doing."""
+        raise NotImplementedError
 
     def run(self) -> list[Group]:
         """Play all episodes."""
-        for row in self._all():
-            asked = [dict(each) for each in row.prompt.messages] if row.prompt.messages else row.prompt.text
-            self._ask(row, {"act": "start", "row": dict(row.prompt.columns), "prompt": asked})
-        count = min(self._engine.settings.waves, len(self._rows))
-        waves = [range(number, len(self._rows), count) for number in range(count)]
-        while len(self._groups) < len(self._rows):
-            for wave in waves:
+        self.begin()
+        while len(self._groups) < len(self._prompts):
+            for wave in self._waves():
                 self._turn(wave)
-        return [self._groups[index] for index in range(len(self._rows))]
+        return [self._groups[index] for index in range(len(self._prompts))]
 
-    def give_up(self) -> None:
-        """Cancel what environments are still doing."""
-        for row in self._all():
-            if row.pending is not None:
-                row.pending.cancel()
+    def _waves(self) -> list[range]:
+        count = min(self._most_waves, len(self._prompts))
+        return [range(number, len(self._prompts), count) for number in range(count)]
 
-    def _all(self) -> list[_Row]:
+    def _all(self) -> list[Row]:
         return [row for rows in self._rows for row in rows]
 
-    def _tools_of(self, prompt: Prompt) -> Sequence[Any]:
-        tools: Any = self._about["tools"]
-        found: Sequence[Any] = tools
-        if isinstance(tools, Mapping):
-            found = tools.get(str(prompt.columns.get(BY_COLUMN, "")), ())
-        return found
-
-    def _turn(self, wave: Sequence[int]) -> None:
-        """Take in what the environments of a wave have said, and decode its next turn."""
-        while waiting := [row for index in wave for row in self._rows[index] if row.pending is not None]:
-            for row in waiting:
-                self._hear(row)
+    def _turn(self, wave: range) -> None:
+        """Take in what has been said to a wave, and decode its next turn."""
+        self.hear(wave)
         for index in wave:
-            if index not in self._groups and all(row.over for row in self._rows[index]):
+            if index not in self._groups and self.over(index):
                 self._finish(index)
-        first = [(row, self._rows[index][0].start) for index in wave for row in self._rows[index]]
-        if all(row.turn == 0 and row.start == start for row, start in first):
-            self._decode_groups([index for index in wave if index not in self._groups])
-        else:
-            self._decode_rows([row for index in wave for row in self._rows[index] if row.ended is None])
+        left = [index for index in wave if index not in self._groups]
+        rows = [row for index in wave for row in self._rows[index]]
+        if self._alike(left) and all(row.turn == 0 for row in rows):
+            self._decode_groups(left)
+            return
+        rows = [row for row in rows if row.ended is None]
+        for stop in sorted({row.stop for row in rows}):
+            self._decode_rows([row for row in rows if row.stop == stop], stop)
+
+    def _alike(self, indices: Sequence[int]) -> bool:
+        """Return whether the rows of each group are as many as it samples, and begin with the same tokens."""
+        size = self._sampling.group_size
+        return all(
+            len(self._rows[index]) == size
+            and all(row.start == self._rows[index][0].start and not row.stop for row in self._rows[index])
+            for index in indices
+        )
 
     def _decode_groups(self, indices: Sequence[int]) -> None:
         """Decode the first turn of whole groups, whose rows share a prompt."""
@@ -248,54 +270,139 @@ class _Rollout:
             samples = [group[0].sample for group in rows]
             self._generate(rows, prompts, self._sampling, samples)
 
-    def _decode_rows(self, rows: Sequence[_Row]) -> None:
-        """Decode the next turn of single rows."""
-        if rows:
-            most = self._sampling.max_new_tokens
-            prompts = [
-                replace(row.start, ids=row.start.ids + tuple(row.ids), limit=most - len(row.ids))
-                for row in rows
-                if row.start is not None
-            ]
-            alone = self._sampling.model_copy(update={"group_size": 1})
-            samples = [row.sample + row.turn * _TURN for row in rows]
-            self._generate([[row] for row in rows], prompts, alone, samples)
+    def _decode_rows(self, rows: Sequence[Row], stop: Sequence[str] = ()) -> None:
+        """Decode the next turn of single rows, which ends at the strings `stop`, too."""
+        prompts = [
+            replace(row.start, ids=row.start.ids + tuple(row.ids), limit=min(row.room - len(row.ids), row.most))
+            for row in rows
+            if row.start is not None
+        ]
+        alone = self._sampling.model_copy(update={"group_size": 1, "stop": (*self._sampling.stop, *stop)})
+        samples = [row.sample + row.place * _TURN for row in rows]
+        self._generate([[row] for row in rows], prompts, alone, samples)
 
     def _generate(
-        self, rows: Sequence[Sequence[_Row]], prompts: Sequence[Prompt], sampling: Sampling, samples: Sequence[int]
+        self, rows: Sequence[Sequence[Row]], prompts: Sequence[Prompt], sampling: Sampling, samples: Sequence[int]
     ) -> None:
-        """Have the engine write a turn of each row; as soon as some are there, their environments are asked."""
+        """Have the engine write a turn of each row; as soon as some are there, they are handed over."""
 
         def take(number: int, group: Group) -> None:
             self._take(rows[number], group.completions)
 
         self._engine.inner.generate(prompts, self._draw, sampling, take, samples)
 
-    def _take(self, rows: Sequence[_Row], completions: Sequence[Completion]) -> None:
-        """Take in the turns that the policy has written, and ask the environments."""
+    def _take(self, rows: Sequence[Row], completions: Sequence[Completion]) -> None:
+        """Take in the turns that the policy has written, and hand them over."""
         for row, completion in zip(rows, completions, strict=True):
             before = len(row.ids)
             row.write(completion)
             assert row.start is not None
             prompt_ids = (*row.start.ids, *row.ids[:before])
-            message, wrong = self._engine.dialogue.parsed(prompt_ids, completion.ids, completion.text, row.tools)
-            good = [each["function"] for each in message.get("tool_calls", ())]
+            message, calls = self._engine.dialogue.parsed(prompt_ids, completion.ids, completion.text, row.tools)
+            good = [call for call in calls if not isinstance(call, str)]
+            if good:
+                message["tool_calls"] = [
+                    {"type": "function", "id": f"c{row.place * MOST_CALLS + number:08x}", "function": call}
+                    for number, call in enumerate(good)
+                ]
             row.written.append(message)
-            row.errors = [{"role": "tool", "name": "unknown", "content": str({"error": each})} for each in wrong]
             if row.tools:
-                self._note("tools/calls", float(len(good) + len(wrong)))
-                self._note("tools/errors", float(len(wrong)))
-            called = bool(good or wrong)
-            last = self._about["answers"] and row.turn >= self._engine.settings.max_turns  # its calls are not made
-            if completion.ended == "length" or (self._about["answers"] and (last or not called)):
-                row.ended = "turns" if last and called and completion.ended != "length" else completion.ended
-                self._ask(row, {"act": "end"})
-            elif called and not good:
-                self._answer(row, {"messages": (), "reward": None, "done": False}, completion.ended)
-            else:
-                self._ask(row, {"act": "reply", "text": completion.text, "calls": good, "ended": completion.ended})
+                self._note("tools/calls", float(len(calls)))
+                self._note("tools/errors", float(len(calls) - len(good)))
+            self.answer(row, completion, calls, good)
 
-    def _ask(self, row: _Row, item: dict[str, Any]) -> None:
+    def _finish(self, index: int) -> None:
+        """Make the group of a prompt whose episodes are over."""
+        rows = sorted(self._rows[index], key=lambda row: row.number)
+        starts = [row.start.ids for row in rows if row.start is not None]
+        shared = len(list(takewhile(lambda ids: len(set(ids)) == 1, zip(*starts, strict=False))))
+        first = next((row.start for row in rows if row.start is not None), rows[0].prompt)
+        prompt = replace(first, ids=first.ids[:shared]) if starts else first
+        self._groups[index] = Group(prompt, tuple(_completion(row, shared) for row in rows), draw=self._draw)
+        for row in rows:
+            self._note("episodes", 1.0)
+            self._note("turns/mean", float(row.turn))
+            self._note("turns/limit", float(row.ended == "turns"))
+            self._note("turns/rewarded", float(sum(bool(turn.reward) for turn in row.turns)))
+            self._note("environment/faults", float(row.fault is not None))
+            self._noted["turns/max"] = max(self._noted["turns/max"], float(row.turn))
+        if self._on_group is not None:
+            self._on_group(index, self._groups[index])
+
+    def _note(self, name: str, value: float) -> None:
+        self._noted[name] += value
+
+    def _context(self, row: Row, said: Sequence[dict[str, Any]], ended: Ending) -> Ending | None:
+        """Append what an environment says; the ending, where that cannot be."""
+        left = row.room - len(row.ids)
+        if sum(len(str(message["content"])) for message in said) > left * LONGEST_TOKEN:
+            return "budget"
+        assert row.start is not None
+        history = [*row.start.messages, *row.written[:-1]] if row.start.messages else ()
+        try:
+            ids = self._engine.dialogue.reply(history, row.written[-1], said, row.tools, ended == "eos")
+        except TemplateError:
+            return "template"
+        except ModelError as error:
+            row.fail(str(error))
+            return None
+        if len(ids) >= left:
+            return "budget"
+        row.hear(said[0]["role"] if said else "user", "\n".join(str(each["content"]) for each in said), ids)
+        row.written += said
+        return None
+
+
+class Replies(Rollout):
+    """An environment in a worker replies to each turn."""
+
+    def begin(self) -> None:
+        """Have all episodes begin."""
+        size, most = self._sampling.group_size, self._sampling.max_new_tokens
+        for index, prompt in enumerate(self._prompts):
+            asked = [dict(each) for each in prompt.messages] if prompt.messages else prompt.text
+            for number in range(size):
+                sample = self._firsts[index] + number
+                row = Row(index * size + number, prompt, sample, self._tools_of(prompt), most, most)
+                self._rows[index].append(row)
+                self._ask(row, {"act": "start", "row": dict(prompt.columns), "prompt": asked})
+
+    def hear(self, wave: range) -> None:
+        """Take in what the environments of a wave have said."""
+        while waiting := [row for index in wave for row in self._rows[index] if row.pending is not None]:
+            for row in waiting:
+                self._hear(row)
+
+    def over(self, index: int) -> bool:
+        """Return whether all rows of a group are over."""
+        return all(row.over for row in self._rows[index])
+
+    def give_up(self) -> None:
+        """Cancel what environments are still doing."""
+        for row in self._all():
+            if row.pending is not None:
+                row.pending.cancel()
+
+    def _tools_of(self, prompt: Prompt) -> Sequence[Any]:
+        tools: Any = self._about["tools"]
+        found: Sequence[Any] = tools
+        if isinstance(tools, Mapping):
+            found = tools.get(str(prompt.columns.get(BY_COLUMN, "")), ())
+        return found
+
+    def answer(self, row: Row, completion: Completion, calls: Sequence[Any], good: Sequence[Any]) -> None:
+        """Ask the environment, or end the episode."""
+        row.errors = [{"role": "tool", "name": "unknown", "content": str({"error": e})} for e in calls if e not in good]
+        last = row.turn >= self._engine.settings.max_turns  # whose calls are not made
+        if completion.ended == "length" or (self._about["answers"] and (last or not calls)):
+            row.ended = "turns" if calls and completion.ended != "length" else completion.ended
+            self._ask(row, {"act": "end"})
+        elif calls and not good:
+            self._answer(row, {"messages": (), "reward": None, "done": False}, completion.ended)
+        else:
+            self._ask(row, {"act": "reply", "text": completion.text, "calls": good, "ended": completion.ended})
+
+    def _ask(self, row: Row, item: dict[str, Any]) -> None:
         """Begin to ask a row's environment."""
         turn = 0 if item["act"] == "start" else row.turn
         sample = row.sample if turn else 0  # all samples of a group begin alike
@@ -305,7 +412,7 @@ class _Rollout:
         row.log.append((given, None))
         row.pending = self._engine.host.begin(row.number, given)
 
-    def _hear(self, row: _Row) -> None:
+    def _hear(self, row: Row) -> None:
         """Wait for the reply that a row's environment is making, and act on it."""
         began, pending = time.perf_counter(), row.pending
         assert pending is not None
@@ -327,7 +434,7 @@ class _Rollout:
         else:
             self._answer(row, reply.value, item["ended"])
 
-    def _again(self, row: _Row) -> Reply:
+    def _again(self, row: Row) -> Reply:
         """Play an episode again whose worker has ended since, up to the item that is asked now.
 
         Returns the last reply, or a fault: the environment is not exact, or says something else this time.
@@ -342,7 +449,7 @@ class _Rollout:
                 return Reply(None, "died", "its worker has ended, and the episode does not go the same way again")
         return self._engine.host.begin(row.number, row.log[-1][0]).result()
 
-    def _answer(self, row: _Row, value: Mapping[str, Any], ended: Ending) -> None:
+    def _answer(self, row: Row, value: Mapping[str, Any], ended: Ending) -> None:
         """Act on what an environment says to a turn."""
         row.reward(value["reward"])
         if value.get("errors"):
@@ -350,58 +457,20 @@ class _Rollout:
         if value["done"]:
             row.ended, row.outcome, row.environment = "environment", value["outcome"], value["environment"]
             return
-        said: list[dict[str, Any]] = [dict(message) for message in (*value["messages"], *row.errors)]
+        try:
+            said = [kept(message) for message in (*value["messages"], *row.errors)]
+        except ModelError as error:
+            row.fail(str(error))
+            return
+        for message, call in zip(said, row.written[-1].get("tool_calls", ()), strict=False):
+            message["tool_call_id"] = call["id"]
         ending = "turns" if row.turn >= self._engine.settings.max_turns else self._context(row, said, ended)
         row.ended = row.ended or ending
         if row.ended is not None and row.fault is None:
             self._ask(row, {"act": "end"})
 
-    def _context(self, row: _Row, said: Sequence[dict[str, Any]], ended: Ending) -> Ending | None:
-        """Append what an environment says; the ending, where that cannot be."""
-        left = self._sampling.max_new_tokens - len(row.ids)
-        if sum(len(str(message["content"])) for message in said) > left * _LONGEST_TOKEN:
-            return "budget"
-        assert row.start is not None
-        history = [*row.start.messages, *row.written[:-1]] if row.start.messages else ()
-        try:
-            said = [kept(message) for message in said]
-            for message, call in zip(said, row.written[-1].get("tool_calls", ()), strict=False):
-                message["tool_call_id"] = call["id"]
-            ids = self._engine.dialogue.reply(history, row.written[-1], said, row.tools, ended == "eos")
-        except TemplateError:
-            return "template"
-        except ModelError as error:
-            row.fail(str(error))
-            return None
-        if len(ids) >= left:
-            return "budget"
-        row.hear(said[0]["role"] if said else "user", "\n".join(str(each["content"]) for each in said), ids)
-        row.written += said
-        return None
 
-    def _finish(self, index: int) -> None:
-        """Make the group of a prompt whose episodes are over."""
-        rows = self._rows[index]
-        starts = [row.start.ids for row in rows if row.start is not None]
-        shared = len(list(takewhile(lambda ids: len(set(ids)) == 1, zip(*starts, strict=False))))
-        first = next((row.start for row in rows if row.start is not None), rows[0].prompt)
-        prompt = replace(first, ids=first.ids[:shared]) if starts else first
-        self._groups[index] = Group(prompt, tuple(_completion(row, shared) for row in rows), draw=self._draw)
-        for row in rows:
-            self._note("episodes", 1.0)
-            self._note("turns/mean", float(row.turn))
-            self._note("turns/limit", float(row.ended == "turns"))
-            self._note("turns/rewarded", float(sum(bool(turn.reward) for turn in row.turns)))
-            self._note("environment/faults", float(row.fault is not None))
-            self._noted["turns/max"] = max(self._noted["turns/max"], float(row.turn))
-        if self._on_group is not None:
-            self._on_group(index, self._groups[index])
-
-    def _note(self, name: str, value: float) -> None:
-        self._noted[name] += value
-
-
-def _completion(row: _Row, shared: int) -> Completion:
+def _completion(row: Row, shared: int) -> Completion:
     """Return an episode as a completion of the `shared` tokens at the start of its prompt."""
     own = row.prompt.ids[-1:] if row.start is None else row.start.ids[shared:]
     if not own and not row.ids:

@@ -115,7 +115,7 @@ def sample(
     on_group: OnGroup | None = None,
 ) -> list[Group]:
     """Return the engine's groups, one per prompt, of `group_size` completions each; a prompt that occurs twice gets
-    others.
+    others. An episode may have several completions.
 
     Raises ConfigError: the engine returned something else.
     """
@@ -129,7 +129,7 @@ def sample(
 
 
 def _outline(group: object) -> tuple[int, int] | None:
-    return (group.prompt.id, len(group.completions)) if isinstance(group, Group) else None
+    return (group.prompt.id, len(group.firsts())) if isinstance(group, Group) else None
 
 
 class InProcessEngine(EngineBase):

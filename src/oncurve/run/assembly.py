@@ -32,7 +32,7 @@ from oncurve.evaluate import Evaluation
 from oncurve.forecast import training_bytes
 from oncurve.learner import Learner, check_learner
 from oncurve.machine.threads import prepare_process
-from oncurve.models import Adapter, LoadedModel, adapted, module_device
+from oncurve.models import Adapter, LoadedModel, adapted, has_template, module_device
 from oncurve.reward_models import Iterations
 from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine, check_token_ids
@@ -404,7 +404,7 @@ def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
     one.
     """
     engine = _engine_maker(config, loaded)()
-    needed = ("exact", "follow", "generate", "prepare", "measured", "worked", "close")
+    needed = ("exact", "follow", "generate", "measured", "worked", "close")
     lacking = [name for name in needed if not hasattr(engine, name)]
     if lacking:
         lacks = f"{type(engine).__name__} lacks {' and '.join(lacking)}; derive it from oncurve.rollout.EngineBase"
@@ -455,7 +455,14 @@ def with_environment(
         raise ConfigError("environment: what it says is text, and the model has no tokenizer; give it one")
     dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs)
     keep = any("environments" in each.accepts.takes for each in rewards.components)
-    return EpisodeEngine(engine, host, dialogue, config.rollout, config.run.seed, keep)
+    rollout = None
+    if host.settings.programs:
+        from oncurve.environments import Programs  # here: its packages are an extra
+
+        rollout = partial(Programs, longest=loaded.model.longest_row)
+        if not has_template(loaded.tokenizer):
+            raise ConfigError("environment: programs speak in chats, and the model's tokenizer has no chat template")
+    return EpisodeEngine(engine, host, dialogue, config.rollout, config.run.seed, keep, rollout)
 
 
 def _engine_maker(config: RunConfig, loaded: LoadedModel) -> Callable[[], RolloutEngine]:

@@ -21,7 +21,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.base.imports import import_file
 from oncurve.config import read_yaml
 from oncurve.environments import Episode, Reply, ToolCall
-from oncurve.environments.tools import ToolsEpisode, finished
+from oncurve.environments.tools import Toolbox, ToolsEpisode, finished
 
 
 class VerlTools(Episode):
@@ -42,7 +42,7 @@ class VerlTools(Episode):
         entries = [] if config is None else read_yaml(Path(config).read_text(encoding="utf-8")).get("tools", [])
         self._tools = {tool.name: tool for tool in map(_made, entries)}
         own = [] if functions is None else _functions(functions)
-        self._functions = ToolsEpisode({}, own)
+        self._functions = ToolsEpisode(Toolbox({}, own))
         schemas = [tool.get_openai_tool_schema().model_dump(exclude_none=True) for tool in self._tools.values()]
         self.tools = [*schemas, *(self._functions.tools if own else ())]
         self._kwargs: Mapping[str, Any] = {}
