@@ -65,7 +65,7 @@ def tokenizer(response=RESPONSE):
     return made
 
 
-def call(name, **arguments):
+def call(name, /, **arguments):
     """A tool call as the policy writes it."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 

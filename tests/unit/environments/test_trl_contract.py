@@ -4,6 +4,9 @@ What ours make is held to expectations here; with TRL (installed, or in the fold
 """
 
 import asyncio
+import threading
+from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 
@@ -454,3 +457,174 @@ def test_tools_need_a_chat_template_that_shows_them(tmp_path):
     given, options, _ = arguments(["ok" + END], rows=[{"prompt": "go"}], environment_factory=Adder)
     with pytest.raises(UserError, match="the prompts are no chat"):
         GRPOTrainer(args=GRPOConfig(str(tmp_path / "run"), **options), **given)
+
+
+class Wordle:
+    def __init__(self):
+        self.reward, self.done = 0.0, False
+
+    def reset(self, **kwargs) -> str | None:
+        self.reward, self.done, self.word = 0.0, False, kwargs.get("word", "crane")
+        return "\nGuess the word of five letters."
+
+    def guess(self, guess: str) -> str:
+        """
+        Make a guess in the Wordle environment.
+
+        Args:
+            guess: The guessed word, formatted as "[abcde]".
+
+        Returns:
+            The feedback message from the environment.
+        """
+        if self.done:
+            raise ValueError("Game over.")
+        self.done = guess.strip("[]") == self.word
+        self.reward = float(self.done)
+        return "".join(
+            "G" if a == b else "Y" if a in self.word else "X"
+            for a, b in zip(guess.strip("[]"), self.word, strict=False)
+        )
+
+
+class Client:
+    """As a client of a server: it holds what cannot be copied."""
+
+    def __init__(self, base_url):
+        self.base_url, self.lock, self.steps = base_url, threading.Lock(), []
+
+    def step(self, message):
+        with self.lock:
+            self.steps.append(message)
+            return {"observation": {"echoed_message": message}, "reward": len(message) / 10}
+
+
+class Echo:
+    def __init__(self, base_url="http://localhost:8001"):
+        self.client = Client(base_url)
+
+    def reset(self, **_):
+        self.reward = None
+
+    def echo(self, message: str) -> str:
+        """Echo the message back.
+
+        Args:
+            message: The message to echo
+        """
+        found = self.client.step(message)
+        self.reward = found["reward"]
+        return found["observation"]["echoed_message"]
+
+
+class Catalogue:
+    items = {"tea": 3.5, "milk": 1.0}
+
+    def reset(self, budget: float = 5.0, **_) -> list:
+        self.budget, self.cart = budget, []
+        return [{"type": "text", "text": f" You have {budget}."}]
+
+    def search(self, words: list[str], most: int | None = None) -> dict[str, float]:
+        """Search the catalogue.
+
+        Args:
+            words: The words to look for.
+            most: The highest price, or nothing for any.
+        """
+        return {name: price for name, price in self.items.items() if name in words and price <= (most or 99)}
+
+    async def buy(self, name: str, how: Literal["card", "cash"] = "card") -> str:
+        """Buy a thing.
+
+        Args:
+            name: The thing.
+            how: The means. (choices: ["card", "cash"])
+        """
+        await asyncio.sleep(0)
+        self.budget -= self.items[name]
+        self.cart.append((name, how))
+        return f"{name} is yours, {self.budget} left"
+
+    def _internal(self):
+        raise AssertionError
+
+    def get_reward(self):
+        return len(self.cart) + self.budget / 10
+
+
+@dataclass
+class Sandbox:
+    files: dict = field(default_factory=dict)
+
+    def reset(self, prompt, **_):
+        self.files = {"task.txt": str(prompt[-1]["content"])}
+
+    def read(self, path: str) -> str:
+        """Read a file.
+
+        Args:
+            path: Its path.
+        """
+        return self.files[path]
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file.
+
+        Args:
+            path: Its path.
+            text: The content.
+        """
+        self.files[path] = text
+
+    async def get_reward(self) -> float:
+        return float("42" in self.files.get("answer.txt", ""))
+
+
+class Grid(Echo):
+    """Over another one, by a factory with arguments."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.x = size, 0
+
+    def reset(self, **_):
+        super().reset()
+        self.x = 0
+        return f" Go to {self.size}."
+
+    def move(self, dx: int) -> tuple:
+        """Move.
+
+        Args:
+            dx: By so much.
+        """
+        self.x += dx
+        self.reward = float(self.x == self.size)
+        return self.x, 0
+
+
+def state_reward(environments, **kwargs) -> list[float]:
+    return [environment.reward for environment in environments]
+
+
+@pytest.mark.parametrize(
+    ("factory", "turns", "said", "rewards"),
+    [
+        (Wordle, [call("guess", guess="[crate]"), call("guess", guess="[crane]"), call("guess", guess="x")],
+         ["GGGXG", "GGGGG", "{'error': 'Game over.'}"], {"state_reward": 1.0}),
+        (Echo, [call("echo", message="hello")], ["hello"], {"state_reward": 0.5}),
+        (Catalogue, [call("search", words=["tea", "x"]), call("buy", name="tea") + call("buy", name="gone")],
+         ["{'tea': 3.5}", "tea is yours, 1.5 left", "{'error': \"'gone'\"}"], {"Catalogue": 1.15}),
+        (Sandbox,
+         [call("read", path="task.txt"), call("write", path="answer.txt", text="42 \u00e9"), call("read", path="no")],
+         ["go", "None", "{'error': \"'no'\"}"], {"Sandbox": 1.0}),
+        (lambda: Grid(3), [call("move", dx=2), call("move", dx=1), call("echo", message="")], ["(2, 0)", "(3, 0)", ""],
+         {"state_reward": 0.0}),
+    ],
+    ids=["wordle", "echo", "catalogue", "sandbox", "grid"],
+)  # fmt: skip
+def test_environments_of_tutorials_run_unchanged(played, factory, turns, said, rewards):
+    reward = {"reward_funcs": state_reward} if "state_reward" in rewards else {}
+    (one,) = played([*(turn + END for turn in turns), "done" + END], environment_factory=factory, most=2000, **reward)
+    assert told(one) == said
+    assert one.rewards == pytest.approx(rewards)
