@@ -43,10 +43,13 @@ class Dialogue:
 
     ends        ids of the tokens that end a turn
     variables   of the chat template
+    forms       of calls in plain text: `{"calculate": "<<{}>>"}`
     """
 
-    def __init__(self, tokenizer: Any, ends: Sequence[int], variables: Mapping[str, Any]) -> None:
-        self._tokenizer, self._variables = tokenizer, dict(variables)
+    def __init__(
+        self, tokenizer: Any, ends: Sequence[int], variables: Mapping[str, Any], forms: Mapping[str, str] | None = None
+    ) -> None:
+        self._tokenizer, self._variables, self._forms = tokenizer, dict(variables), dict(forms or {})
         self._ends = [text for text in (tokenizer.decode([end]) for end in ends) if text]
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_ids, *ends, *added}  # also <think>, which is added and not special
@@ -228,12 +231,14 @@ class Dialogue:
         """Return a turn as a chat message without its tool calls, and these: each `{"name", "arguments"}`, or a string,
         which says why it cannot be read.
 
-        They are read as the tokenizer's response template has them; without one as `<tool_call>{...}</tool_call>`, or
-        as one JSON object alone.
+        They are read in their `forms`; without any as the tokenizer's response template has them; without one as
+        `<tool_call>{...}</tool_call>`, or as one JSON object alone.
         """
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if not tools:
             return message, []
+        if self._forms:
+            return message, self._written_out(self._tokenizer.decode(list(ids), skip_special_tokens=True), tools)
         if getattr(self._tokenizer, "response_template", None) is None:
             found = _HERMES.findall(text)
             alone = text.strip()
@@ -247,6 +252,19 @@ class Dialogue:
             return message, [f"the call cannot be read: {error}"]
         words = {name: value for name, value in read.items() if isinstance(value, str)}
         return {**message, "content": "", **words}, list(map(_call, found))
+
+    def _written_out(self, text: str, tools: Sequence[Any]) -> list[dict[str, Any]]:
+        schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+        found: list[tuple[int, dict[str, Any]]] = []
+        for name, form in self._forms.items():
+            parameter = next(iter(schemas.get(name, {}).get("properties", ())), "")
+            opening, closing = form.split("{}")
+            at = 0
+            for piece in text.split(closing)[:-1]:
+                _, opened, argument = piece.rpartition(opening or "\n")
+                at += len(piece) + len(closing)
+                found += [(at, {"name": name, "arguments": {parameter: argument}})] if opened or not opening else []
+        return [call for _, call in sorted(found, key=lambda each: each[0])]
 
 
 _NO_CALL: Message = {"function": {"name": "unknown"}}

@@ -58,6 +58,8 @@ class Row:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     trained: list[bool] = field(default_factory=list)
+    kept_sizes: list[int] = field(default_factory=list)
+    kept_ids: bytes = b""
     turns: list[Turn] = field(default_factory=list)
     written: list[dict[str, Any]] = field(default_factory=list)
     version: int = 0
@@ -84,6 +86,7 @@ class Row:
         self.ids += ids
         self.logprobs += [0.0] * len(ids)
         self.trained += [False] * len(ids)
+        self.kept_sizes += [-1] * len(ids)
 
     def write(self, completion: Completion) -> None:
         """Append what the policy has written."""
@@ -91,6 +94,8 @@ class Row:
         self.ids += completion.ids
         self.logprobs += completion.logprobs
         self.trained += [True] * len(completion.ids)
+        self.kept_sizes += completion.kept_sizes or [-1] * len(completion.ids)
+        self.kept_ids += completion.kept_ids
         self.version = completion.policy_version
         self.turn, self.place = self.turn + 1, self.place + 1
 
@@ -492,4 +497,6 @@ def _completion(row: Row, shared: int) -> Completion:
         row.outcome,
         row.fault,
         row.environment,
+        (*[-1] * len(own), *row.kept_sizes) if {*row.kept_sizes} - {-1} else None,
+        row.kept_ids,
     )

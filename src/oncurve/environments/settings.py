@@ -30,8 +30,13 @@ class NoEnvironment(Component):
     """A completion is one turn (`kind = "none"`)."""
 
     present: ClassVar[bool] = False
+    plays: ClassVar[None] = None
     exact: ClassVar[bool] = True
     objects: ClassVar[bool] = False
+
+    def missing(self) -> list[str]:
+        """Return nothing."""
+        return []
 
 
 class EnvironmentSettings(WorkerLimits):
@@ -59,6 +64,11 @@ class EnvironmentSettings(WorkerLimits):
     """The limit for one reply. A longer one ends its worker and leaves the episode out of training."""
 
     @property
+    def plays(self) -> EnvironmentSettings:
+        """These settings; None where there is no environment."""
+        return self
+
+    @property
     def title(self) -> str:
         """The environment's name in the plan."""
         return type(self).__name__
@@ -72,6 +82,15 @@ class EnvironmentSettings(WorkerLimits):
     def objects(self) -> bool:
         """Return whether there are objects in place of paths."""
         return False
+
+    @property
+    def call_forms(self) -> Mapping[str, str]:
+        """Return how a call of each tool is written in plain text; empty: as the model's template has it."""
+        return {}
+
+    def missing(self) -> list[str]:
+        """Return a line for each thing without which the environment cannot run."""
+        return []
 
     def factory(self, base: Path | None) -> Factory:
         """Return what a worker loads. `base`: the folder against which paths in the settings are resolved."""
@@ -105,6 +124,11 @@ class Tools(EnvironmentSettings):
     tools: tuple[str, ...] = ()
     """Functions that are tools of every episode, by the same paths."""
 
+    calls: dict[str, str] = Field(default_factory=dict)
+    """How a call of a tool with one argument is written in plain text: `{ calculate = "<<{}>>" }`; a form that begins
+    with `{}` takes what stands before its end in the line. For a model whose chat template knows no tools, and one
+    without a template; none: as its template has it, or as JSON."""
+
     classes: Any = Field(default=None, exclude=True, repr=False)
     """The class itself, or a mapping of names to classes, in place of a path (Python API)."""
 
@@ -117,10 +141,18 @@ class Tools(EnvironmentSettings):
             raise ValueError('give a class (path = "game.py:Game"), or functions (tools = ["calculator.py:add"])')
         if (self.path is not None or self.tools) and (self.classes is not None or self.functions):
             raise ValueError("give classes and functions as paths, or all as objects")
+        for form in self.calls.values():
+            if form.count("{}") != 1 or form.endswith("{}"):
+                raise ValueError(f"calls: {form!r} must have {{}} once, for the argument, and an end after it")
         for path in (*self._paths.values(), *self.tools):
             if not all(path.rpartition(":")[::2]):
                 raise ValueError(f"{path!r} names nothing in a file; write 'file.py:Name'")
         return self
+
+    @property
+    def call_forms(self) -> Mapping[str, str]:
+        """The forms of calls in plain text."""
+        return self.calls
 
     @property
     def _paths(self) -> dict[str, str]:
@@ -248,10 +280,6 @@ class Endpoint(EnvironmentSettings):
         """Return a pool of one worker. It limits a program's memory; who waits for its calls limits their time."""
         path, settings = self.factory(base)
         return self.pool(path, settings, 1, _LONGEST_PROGRAM_SECONDS)
-
-
-ENVIRONMENT_KINDS: dict[str, type[Component]] = {"none": NoEnvironment, "tools": Tools, "endpoint": Endpoint}
-"""The kinds of environments, by their names in a configuration."""
 
 
 def environment_meant(table: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oncurve.advantages import reads_rewards, teacher_of
-from oncurve.base.errors import ConfigError, DataError
+from oncurve.base.errors import ConfigError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
 from oncurve.data import (
     DemonstrationRows,
@@ -27,20 +27,21 @@ from oncurve.data import (
     load_rows,
     prompt_columns,
 )
-from oncurve.environments import Dialogue, EpisodeEngine, Host, NoEnvironment, rehearsed
+from oncurve.environments import Host, rehearsed
 from oncurve.evaluate import Evaluation
 from oncurve.forecast import training_bytes
-from oncurve.learner import Learner, check_learner
+from oncurve.learner import Learner
 from oncurve.machine.threads import prepare_process
-from oncurve.models import Adapter, LoadedModel, adapted, has_template, module_device
+from oncurve.models import Adapter, LoadedModel, adapted, module_device
 from oncurve.reward_models import Iterations
 from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine, check_token_ids
+from oncurve.run.building import build_engine, build_learner, check_tools, engine_maker, host_of, with_environment
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
 from oncurve.run.evaluating import evaluate_policy
 from oncurve.run.iterations import LabellingInputs, iterations, step_locator
 from oncurve.run.loop import credit_of, groups_of, trainer_config
-from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer
+from oncurve.run.row_lengths import fix_reach, opened
 from oncurve.run.teaching import load_teacher
 from oncurve.run.warm_start import begun_at, demonstrations_of, held_out_loss
 from oncurve.trainer import (
@@ -338,7 +339,7 @@ def _build_run(
     rewards.locate = step_locator(loaded.tokenizer)
     engine = config.cluster.rollout_engine(
         build_engine(config, loaded),
-        _engine_maker(config, loaded),
+        engine_maker(config, loaded),
         config.rollout,
         loaded.tokenizer,
         loaded.eos_ids,
@@ -372,98 +373,3 @@ def _add_reward_model(run: Run, base: Path | None) -> None:
         sources = LabellingInputs(run.engine, run.rewards, run.learner, run.loaded)
         run.iterations = iterations(run.config, base, sources, settings.build(classifier))
         run.trainer.outer = run.iterations
-
-
-def build_learner(
-    config: RunConfig, loaded: LoadedModel, reference: LoadedModel | None = None, teacher: LoadedModel | None = None
-) -> Learner:
-    """Return the learner of `[learner]`, on the ranks of `[cluster]`.
-
-    Raises ConfigError: what its settings build is none.
-    """
-    make = partial(
-        config.learner.build,
-        loaded.model,
-        config.policy_term,
-        config.regularizer,
-        critic=config.critic,
-        temperature=1.0 if config.demonstrates else config.rollout.temperature,
-        total_updates=config.run.steps * config.updates_per_step,
-        reference=None if reference is None else reference.model,
-        teacher=None if teacher is None else teacher.model,
-        dtype=loaded.dtype,
-        tokenizer=loaded.tokenizer,
-    )
-    models = [each.model for each in (loaded, reference, teacher) if each is not None]
-    learner = config.cluster.learner(make, models)
-    return check_learner(learner)
-
-
-def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
-    """Return the engine of `[engine]`, in this process alone. Raises ConfigError: what its settings build is not
-    one.
-    """
-    engine = _engine_maker(config, loaded)()
-    needed = ("exact", "follow", "generate", "measured", "worked", "close")
-    lacking = [name for name in needed if not hasattr(engine, name)]
-    if lacking:
-        lacks = f"{type(engine).__name__} lacks {' and '.join(lacking)}; derive it from oncurve.rollout.EngineBase"
-        raise ConfigError(f"engine.kind: what it builds is no rollout engine: {lacks}")
-    if engine.exact != config.engine.exact:
-        stated = f"its settings say exact = {config.engine.exact}, and the engine says {engine.exact}"
-        raise ConfigError(f"engine.kind: {stated}; the plan and the maths need the same")
-    return engine
-
-
-def host_of(config: RunConfig, base: Path | None) -> Host | None:
-    """Return what plays the episodes of `[environment]`; None: completions are of one turn."""
-    return None if isinstance(config.environment, NoEnvironment) else Host(config.environment, base)
-
-
-def check_tools(config: RunConfig, host: Host, rows: Rows, given: LoadedModel | None) -> None:
-    """Raises ConfigError: the model cannot be shown the environment's tools, or there is no reward. ModelError: its
-    template shows none. DataError: a row names no environment.
-    """
-    if not host.about()["scores"] and all(reward.scores_turns for reward in config.rewards):
-        raise ConfigError(f"rewards: {host.settings.title} has no get_reward; add a reward, or get_reward to it")
-    tools = host.about()["tools"]
-    for row, number in zip(rows.items, rows.numbers, strict=True) if isinstance(tools, Mapping) else ():
-        if str(row.get("environment")) not in tools:
-            known = ", ".join(map(repr, tools))
-            held = f"the column 'environment' holds {row.get('environment')!r}, and the environments are {known}"
-            raise DataError(f"{rows.place(number)}: {held}")
-    if any(tools.values()) if isinstance(tools, Mapping) else tools:
-        tokenizer = read_tokenizer(config)[0] if given is None else given.tokenizer
-        if Prompts(rows, config.data, tokenizer)[0].messages is None:
-            raise ConfigError(
-                "environment: its tools are shown to the model by its chat template, and the prompts are no chat; "
-                "use an instruction-tuned model, and prompts that are messages, or leave data.chat out"
-            )
-        Dialogue(tokenizer, (), config.data.chat_template_kwargs).check_tools()
-
-
-def with_environment(
-    config: RunConfig, engine: RolloutEngine, loaded: LoadedModel, rewards: RewardSet, host: Host | None
-) -> RolloutEngine:
-    """Return the engine whose completions are episodes that `host` plays; `engine` itself without one.
-
-    Raises ConfigError: the model has no tokenizer.
-    """
-    if host is None:
-        return engine
-    if loaded.tokenizer is None:
-        raise ConfigError("environment: what it says is text, and the model has no tokenizer; give it one")
-    dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs)
-    keep = any("environments" in each.accepts.takes for each in rewards.components)
-    rollout = None
-    if host.settings.programs:
-        from oncurve.environments import Programs  # here: its packages are an extra
-
-        rollout = partial(Programs, longest=loaded.model.longest_row)
-        if not has_template(loaded.tokenizer):
-            raise ConfigError("environment: programs speak in chats, and the model's tokenizer has no chat template")
-    return EpisodeEngine(engine, host, dialogue, config.rollout, config.run.seed, keep, rollout)
-
-
-def _engine_maker(config: RunConfig, loaded: LoadedModel) -> Callable[[], RolloutEngine]:
-    return partial(config.engine.build, config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed)

@@ -6,7 +6,7 @@ What ours make is held to expectations here; with TRL (installed, or in the fold
 import asyncio
 import threading
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 
@@ -518,7 +518,7 @@ class Echo:
 
 
 class Catalogue:
-    items = {"tea": 3.5, "milk": 1.0}
+    items: ClassVar = {"tea": 3.5, "milk": 1.0}
 
     def reset(self, budget: float = 5.0, **_) -> list:
         self.budget, self.cart = budget, []
@@ -549,7 +549,7 @@ class Catalogue:
         raise AssertionError
 
     def get_reward(self):
-        return len(self.cart) + self.budget / 10
+        return len(self.cart) + self.budget / 4
 
 
 @dataclass
@@ -614,7 +614,7 @@ def state_reward(environments, **kwargs) -> list[float]:
          ["GGGXG", "GGGGG", "{'error': 'Game over.'}"], {"state_reward": 1.0}),
         (Echo, [call("echo", message="hello")], ["hello"], {"state_reward": 0.5}),
         (Catalogue, [call("search", words=["tea", "x"]), call("buy", name="tea") + call("buy", name="gone")],
-         ["{'tea': 3.5}", "tea is yours, 1.5 left", "{'error': \"'gone'\"}"], {"Catalogue": 1.15}),
+         ["{'tea': 3.5}", "tea is yours, 1.5 left", "{'error': \"'gone'\"}"], {"Catalogue": 1.375}),
         (Sandbox,
          [call("read", path="task.txt"), call("write", path="answer.txt", text="42 \u00e9"), call("read", path="no")],
          ["go", "None", "{'error': \"'no'\"}"], {"Sandbox": 1.0}),
