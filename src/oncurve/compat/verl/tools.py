@@ -20,7 +20,7 @@ from typing import Any
 from oncurve.base.errors import ConfigError
 from oncurve.base.imports import import_file
 from oncurve.config import read_yaml
-from oncurve.environments import Episode, Reply, ToolCall, Toolbox, ToolsEpisode, finished
+from oncurve.environments import Episode, Reply, Toolbox, ToolCall, ToolsEpisode, finished
 
 
 class VerlTools(Episode):
