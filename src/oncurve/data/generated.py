@@ -90,8 +90,8 @@ class Seeds(GeneratedRows):
 
 
 class ReasoningGymRows(GeneratedRows):
-    """Entries of a data set of reasoning-gym, for the reward `reasoning_gym`: columns `prompt`, `question`, `answer`,
-    and `dataset` and `index`, by which the reward makes the entry again. Where a data set has few different entries,
+    """Entries of a data set of reasoning-gym, for the reward `reasoning_gym`: columns `prompt`, `question`, `answer`.
+    The reward makes the entry again from the columns `dataset` and `index`. Where a data set has few different entries,
     held-out ones may occur in training.
     """
 

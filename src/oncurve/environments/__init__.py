@@ -2,6 +2,7 @@
 
 settings.py   `[environment]`: the settings, and the limits of the workers; kinds.py names them.
 engine.py     `EpisodeEngine`: a rollout engine for completions of several turns, over any other engine.
+rows.py       the rows of such completions as they grow, and the loop that decodes them.
 dialogue.py   tokens of an environment's messages.
 host.py       the workers, as the run sees them.
 play.py       the callable of a worker. episode.py is its protocol, tools.py TRL's shape of it, games/ those of others.

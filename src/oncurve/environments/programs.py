@@ -23,8 +23,8 @@ from typing import Any
 
 from oncurve.base.errors import ModelError
 from oncurve.environments.endpoint import BEGUN, OVER, Asked, Call, Line, answered
-from oncurve.environments.engine import LONGEST_TOKEN, Rollout, Row
 from oncurve.environments.host import Pending
+from oncurve.environments.rows import LONGEST_TOKEN, Rollout, Row
 from oncurve.environments.settings import Endpoint
 from oncurve.randomness import episode_seed
 from oncurve.types import Completion, Ending, Prompt

@@ -1,4 +1,4 @@
-"""A client of OpenEnv's protocol: JSON over a WebSocket, of which the server's environment has a session each.
+"""A client of OpenEnv's protocol: JSON over a WebSocket. Each connection is a session with its own environment.
 
 {"type": "reset", "data": {"seed": 7}}          {"type": "observation", "data": {"observation": {...},
 {"type": "step", "data": {"message": "[5]"}}         "reward": 0.0, "done": false}}

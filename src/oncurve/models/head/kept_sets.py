@@ -26,8 +26,8 @@ alone, and `exp` takes ten times as long."""
 class KeptSets:
     """The sets of N tokens, on the device of the logits.
 
-    tokens, ids   (m,)         the tokens' numbers and the ids that are listed for them, by ascending id
-    order         (m,)         the ids, in the host's memory
+    tokens, ids   (m,)         the tokens' numbers and the ids that are listed for them, by ascending id.
+    order         (m,)         the ids, in the host's memory.
     lacking       (N, 1) bool  a token's ids are those that are not in its set; None: of no token
     """
 
