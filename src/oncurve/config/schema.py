@@ -154,13 +154,18 @@ def _refuse(problem: str | None, where: str) -> None:
         raise ConfigError(f"{where}.kind: {problem}")
 
 
+_BY_PATH = {"function": "path", "classes": "path", "functions": "tools"}
+
+
 def _refuse_lost_objects(name: str, table: Any) -> None:
     for part in table if isinstance(table, list) else [table]:
-        for key, value in part.items() if isinstance(part, Mapping) else ():
+        for key, given in part.items() if isinstance(part, Mapping) else ():
+            several = given.values() if isinstance(given, Mapping) else given if isinstance(given, list) else [given]
+            value = next(iter(several), None)
             if isinstance(value, str) and value.startswith(IN_MEMORY):
                 what = value.removeprefix(IN_MEMORY)
                 raise ConfigError(
                     f"{name}.{key}: {what} was an object in Python, which no file can hold; give it again "
                     f"(oncurve.resume from Python), or put it in a file and write "
-                    f"{'path' if key == 'function' else key} = 'file.py:{what}' in the place of this line"
+                    f"{_BY_PATH.get(key, key)} = 'file.py:{what}' in the place of this line"
                 )

@@ -30,6 +30,7 @@ def check_row(row: Mapping[str, Any], settings: DataSettings, place: str) -> Non
         if column not in row:
             has = ", ".join(str(name) for name in row) or "no columns"
             fix = "data.template" if settings.template is not None else "data.prompt_column or data.template"
+            fix += "" if settings.template is not None else ' (data.template = "" where an environment asks)'
             near = suggest(column, [name for name in row if isinstance(name, str)])
             raise DataError(f"{place}: column {column!r} is missing; it has: {has}; set {fix}{near}")
         if row[column] is None:
@@ -113,7 +114,8 @@ def distinct_prompts(rows: Rows, settings: DataSettings) -> int:
     """Count the different prompts among `rows`; generated ones are taken to be different."""
     if rows.generated:
         return len(rows)
-    asked = (filled_prompt(row, settings) for row in rows.items)
+    asks = settings.template == ""  # an environment does, by the row
+    asked = (dict(row) if asks else filled_prompt(row, settings) for row in rows.items)
     return len({hash(repr(each.tolist() if isinstance(each, Tensor) else each)) for each in asked})
 
 

@@ -77,7 +77,8 @@ class DataSettings(Component):
     `prompt` of `question`, and `answer` of an entry of the table `reward_model`."""
 
     template: str | None = None
-    """Makes the prompt from columns instead: `"{question}\\nAnswer:"`; `{{` and `}}` are braces."""
+    """Makes the prompt from columns instead: `"{question}\\nAnswer:"`; `{{` and `}}` are braces. Empty, `""`: the
+    row has no prompt, and an environment says what is asked."""
 
     system: str | None = None
     """A system message put before every prompt; it needs a chat template."""

@@ -11,9 +11,12 @@ from typing import Any
 
 
 def template_columns(template: str) -> tuple[str, ...]:
-    """Return the columns a template names, in order. Raises ValueError: no column, a brace alone, `!r` or `:spec`."""
+    """Return the columns a template names, in order; none of an empty one, after which an environment asks.
+
+    Raises ValueError: no column, a brace alone, `!r` or `:spec`.
+    """
     columns = tuple(name for _, name in _pieces(template) if name is not None)
-    if not columns:
+    if not columns and template:
         raise ValueError("a template must name a column in braces, like '{question}'")
     return columns
 

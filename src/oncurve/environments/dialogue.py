@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -27,6 +28,7 @@ from oncurve.models.loading import chat_text, encode
 from oncurve.types import Prompt
 
 _MARK = "oncurve0marks0this"
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 
 Message = Mapping[str, Any]
@@ -48,9 +50,10 @@ class Dialogue:
         self, tokenizer: Any, ends: Sequence[int], variables: Mapping[str, Any], forms: Mapping[str, str] | None = None
     ) -> None:
         self._tokenizer, self._variables, self._forms = tokenizer, dict(variables), dict(forms or {})
-        self._ends = [tokenizer.decode([end]) for end in ends]
+        self._ends = [text for text in (tokenizer.decode([end]) for end in ends) if text]
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        self._special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
+        self._special = {*tokenizer.all_special_ids, *ends, *added}  # also <think>, which is added and not special
+        self._names = [tokenizer.decode([token]) or "<eos>" for token in sorted(self._special)]
 
     def opened(self, prompt: Prompt, said: str | Sequence[Message] | None, tools: Sequence[Any]) -> Prompt:
         """Return the prompt with what the environment says at the start, and with its tools.
@@ -64,7 +67,7 @@ class Dialogue:
         messages = [dict(message) for message in prompt.messages]
         if not said and not tools:
             return prompt
-        added = _messages_of(said)
+        added = [kept(each) for each in _messages_of(said)]
         contents = [_text_of(each["content"]) for each in added] if added or not said else [_text_of(said)]
 
         def put(texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -95,49 +98,92 @@ class Dialogue:
     ) -> tuple[int, ...]:
         """Return the tokens between a turn of the policy and its next one.
 
-        history   the messages before the turn, `written` the turn itself, `said` what follows it; empty where the
-                  prompt was no chat
+        history   the messages before the turn, `written` the turn itself, `said` what follows it, `kept`; empty where
+                  the prompt was no chat
         ended     the turn ended by an end token
 
-        Raises TemplateError.
+        Raises TemplateError. ModelError: what is said is no text.
         """
         contents = [_text_of(each["content"]) for each in said]
         if not history:
             return self._plain("".join(contents))
-        before = [{**each, "content": "-"} if each["role"] == "assistant" else each for each in history]
 
-        def tail(texts: Sequence[str]) -> str:
-            after = [{**message, "content": text} for message, text in zip(said, texts, strict=True)]
-            return self._tail(before, written, after, tools, ended)
+        def after(texts: Sequence[str]) -> list[dict[str, Any]]:
+            return [{**message, "content": text} for message, text in zip(said, texts, strict=True)]
 
         try:
+            before, turn = self._neutral(history, written, after(contents), tools)
+            prefix = self._prefix(before, turn, after(_marks(contents)), tools, ended)
+
+            def tail(texts: Sequence[str]) -> str:
+                whole = self._rendered([*before, turn, *after(texts)], tools)
+                if not whole.startswith(prefix):
+                    raise TemplateError("the chat template changes earlier messages by what follows them")
+                return whole[len(prefix) :]
+
             return self._safe(tail, contents)
         except ModelError as error:
             raise TemplateError(str(error)) from error
 
-    def _tail(
-        self, before: Sequence[Message], written: Message, after: Sequence[Message], tools: Sequence[Any], ended: bool
+    def _neutral(
+        self, history: Sequence[Message], written: Message, after: Sequence[Message], tools: Sequence[Any]
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return the history and the turn without the policy's own words, which may be anything.
+
+        Of several calls in one turn the first alone is left where the chat template allows no more.
+        """
+        before, turn = list[dict[str, Any]](), dict[str, Any]()
+        if after and after[0]["role"] == "tool" and not written.get("tool_calls"):
+            written = {**written, "tool_calls": [_NO_CALL]}  # a call that cannot be read has an answer, too
+        several = max(len(each.get("tool_calls") or ()) for each in (*history, written)) > 1
+        for most in (None, 1) if several else (None,):
+            before, turn = [_without_words(each, most) for each in history], _without_words(written, most)
+            with suppress(ModelError):
+                self._rendered([*before, turn, *after], tools)
+                break
+        return before, turn
+
+    def _prefix(
+        self, before: Sequence[Message], turn: Message, marked: Sequence[Message], tools: Sequence[Any], ended: bool
     ) -> str:
-        calls = [
-            {"type": "function", **each, "function": {"name": "f", "arguments": {}}} for each in _calls_of(written)
-        ]
-        turn = {"role": "assistant", "content": _MARK, **({"tool_calls": calls} if calls else {})}
-        whole, start = self._rendered([*before, turn, *after], tools), self._rendered(before, tools, opened=False)
-        if not whole.startswith(start):
+        """Return the text of a chat up to what follows the turn, which is a mark, or calls without words."""
+        whole = self._rendered([*before, turn, *marked], tools)
+        starts = (self._rendered(before, tools, begun) for begun in (False, True))
+        start = next((len(text) for text in starts if whole.startswith(text)), None)
+        if start is None:
             raise TemplateError("the chat template changes earlier messages when others follow")
-        at = whole.rfind(_MARK)
-        if at >= 0:
-            rest = whole[at + len(_MARK) :]
-        else:  # the template leaves out the text of a turn with calls
-            closed = self._rendered([*before, turn], tools, opened=False)
-            if not whole.startswith(closed):
-                raise TemplateError("the chat template changes the policy's turn when messages follow")
-            cut = max(closed.rfind(end) for end in self._ends)
-            rest = whole[cut if cut >= len(start) else len(closed) :]
-        closing = min((end for end in self._ends if end in rest), key=rest.index, default=None)
-        if closing is None:
-            return rest
-        return rest[rest.index(closing) + len(closing) * ended :]
+        if not all(message["content"] in whole for message in marked):
+            raise TemplateError(f"the chat template leaves out messages of the role {marked[0]['role']!r}")
+        end = whole.find(marked[0]["content"], start) if marked else len(whole)
+        calls = bool(turn.get("tool_calls"))  # whose text is empty: some templates put it elsewhere, or leave it out
+        at = start if calls else whole.find(_MARK, start)
+        if at < 0:
+            raise TemplateError("the chat template leaves out messages of the role 'assistant'")
+        begin = start if calls else at + len(_MARK)
+        for tokens in (self._ends, [] if calls else self._names):  # <|end|> for <|return|>
+            found = [(place, len(each)) for each in tokens if (place := whole.find(each, begin, end)) >= 0]
+            if found:
+                return whole[: min(found)[0] + min(found)[1] * ended]
+        if calls:
+            raise TemplateError("no end token of the model's ends a turn with tool calls in the chat template")
+        return whole[:begin]
+
+    def check_tools(self) -> None:
+        """Raises ModelError: the chat template does not show tool calls and their results."""
+        signs = ("oncurve0tool", "oncurve0key", "oncurve0value", "oncurve0result")
+        call = {
+            "type": "function",
+            "id": "call00000",
+            "function": {"name": signs[0], "arguments": {signs[1]: signs[2]}},
+        }
+        chat: list[Message] = [
+            {"role": "user", "content": "-"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "name": signs[0], "content": signs[3], "tool_call_id": "call00000"},
+        ]
+        shown = self._rendered(chat, [])
+        if any(sign not in shown for sign in signs):
+            raise ModelError("the model's chat template does not show tool calls and their results")
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Any], opened: bool = True) -> str:
         variables = {**self._variables, **({"tools": list(tools)} if tools else {})}
@@ -168,7 +214,7 @@ class Dialogue:
         own = special(encode(self._tokenizer, render(["-"] * len(contents)), add_special_tokens=False))
         if special(ids) == own:
             return tuple(ids)
-        marks = [f"oncurve0says{number}z" for number in range(len(contents))]  # none holds the stand-in
+        marks = _marks(contents)
         text, found = render(marks), dict(zip(marks, contents, strict=True))
         pieces = re.split(f"({'|'.join(marks)})", text)
         parts = [
@@ -179,25 +225,33 @@ class Dialogue:
         ]
         return tuple(token for part in parts for token in part)
 
-    def calls(self, prompt_ids: Sequence[int], ids: Sequence[int], text: str, tools: Sequence[Any]) -> list[Any]:
-        """Return the tool calls in a turn, each `{"name", "arguments"}`, or a string: why it cannot be read.
+    def parsed(
+        self, prompt_ids: Sequence[int], ids: Sequence[int], text: str, tools: Sequence[Any]
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Return a turn as a chat message without its tool calls, and these: each `{"name", "arguments"}`, or a string,
+        which says why it cannot be read.
 
         They are read in their `forms`; without any as the tokenizer's response template has them; without one as
         `<tool_call>{...}</tool_call>`, or as one JSON object alone.
         """
+        message: dict[str, Any] = {"role": "assistant", "content": text}
         if not tools:
-            return []
+            return message, []
         if self._forms:
-            return self._written_out(self._tokenizer.decode(list(ids), skip_special_tokens=True), tools)
+            return message, self._written_out(self._tokenizer.decode(list(ids), skip_special_tokens=True), tools)
         if getattr(self._tokenizer, "response_template", None) is None:
             found = _HERMES.findall(text)
             alone = text.strip()
-            return list(map(_call, found or ([alone] if alone.startswith("{") and '"name"' in alone else [])))
+            if not found and alone.startswith("{") and '"name"' in alone:
+                return {**message, "content": ""}, [_call(alone)]
+            return {**message, "content": _HERMES.sub("", text).strip() if found else text}, list(map(_call, found))
         try:
-            message = self._tokenizer.parse_response(list(ids), prefix=list(prompt_ids), tools=list(tools))
+            read = self._tokenizer.parse_response(list(ids), prefix=list(prompt_ids), tools=list(tools))
+            found = [json.dumps(each.get("function", each)) for each in read.get("tool_calls") or ()]
         except Exception as error:  # a template's own code
-            return [f"the call cannot be read: {error}"]
-        return [_call(json.dumps(each.get("function", each))) for each in message.get("tool_calls") or ()]
+            return message, [f"the call cannot be read: {error}"]
+        words = {name: value for name, value in read.items() if isinstance(value, str)}
+        return {**message, "content": "", **words}, list(map(_call, found))
 
     def _written_out(self, text: str, tools: Sequence[Any]) -> list[dict[str, Any]]:
         schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
@@ -213,13 +267,47 @@ class Dialogue:
         return [call for _, call in sorted(found, key=lambda each: each[0])]
 
 
-def _calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
-    return message.get("tool_calls") or ()
+_NO_CALL: Message = {"function": {"name": "unknown"}}
+
+
+def _without_words(message: Message, most: int | None) -> dict[str, Any]:
+    """Return a message of the chat; one of the policy's without its text and the arguments of its calls."""
+    if message["role"] != "assistant":
+        return dict(message)
+    calls = [
+        {"type": "function", "id": each.get("id", "call00000"), "function": {"name": _name(each), "arguments": {}}}
+        for each in (message.get("tool_calls") or ())[:most]
+    ]
+    return {"role": "assistant", **({"content": "", "tool_calls": calls} if calls else {"content": _MARK})}
+
+
+def _name(call: Message) -> str:
+    name = str(call.get("function", call).get("name"))
+    return name if _NAME.fullmatch(name) else "unknown"
+
+
+def kept(message: Message) -> dict[str, Any]:
+    """Return a message of an environment with what chat templates may read of it.
+
+    Raises ModelError: its role is none. Half characters become question marks.
+    """
+    if not _NAME.fullmatch(str(message["role"])):
+        raise ModelError(f"an environment's message has the role {message['role']!r:.60}")
+    named = (
+        {"name": message["name"] if _NAME.fullmatch(str(message["name"])) else "unknown"} if "name" in message else {}
+    )
+    content = json.dumps(message["content"], ensure_ascii=False).encode("utf-8", "replace")
+    return {"role": message["role"], **named, "content": json.loads(content)}
+
+
+def _marks(contents: Sequence[str]) -> list[str]:
+    return [f"oncurve0says{number}z" for number in range(len(contents))]
 
 
 def _call(text: str) -> dict[str, Any] | str:
     try:
         found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         return f"the call is not JSON: {error}"
     name = found.get("name") if isinstance(found, dict) else None
@@ -239,9 +327,9 @@ def _messages_of(said: Any) -> Sequence[Message]:
 def _text_of(content: Any) -> str:
     """Return the text of a content. Raises ModelError: it has parts that are no text."""
     if isinstance(content, str):
-        return content
+        return content.encode("utf-8", "replace").decode()  # no half characters
     parts = content if isinstance(content, (list, tuple)) else [content]
     texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
     if any(text is None for text in texts):
         raise ModelError("an environment says text, or parts of type text; images are not supported")
-    return "".join(map(str, texts))
+    return _text_of("".join(map(str, texts)))

@@ -19,7 +19,7 @@ from typing import Any
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ModelError
-from oncurve.environments.dialogue import Dialogue
+from oncurve.environments.dialogue import Dialogue, kept
 from oncurve.environments.host import Host
 from oncurve.environments.rows import Rollout, Row
 from oncurve.environments.tools import BY_COLUMN
@@ -152,9 +152,10 @@ class Replies(Rollout):
 
     def answer(self, row: Row, completion: Completion, calls: Sequence[Any], good: Sequence[Any]) -> None:
         """Ask the environment, or end the episode."""
-        row.errors = [{"role": "tool", "name": "", "content": str({"error": e})} for e in calls if e not in good]
-        if completion.ended == "length" or (self._about["answers"] and not calls):
-            row.ended = completion.ended
+        row.errors = [{"role": "tool", "name": "unknown", "content": str({"error": e})} for e in calls if e not in good]
+        last = row.turn >= self._engine.settings.max_turns  # whose calls are not made
+        if completion.ended == "length" or (self._about["answers"] and (last or not calls)):
+            row.ended = "turns" if calls and completion.ended != "length" else completion.ended
             self._ask(row, {"act": "end"})
         elif calls and not good:
             self._answer(row, {"messages": (), "reward": None, "done": False}, completion.ended)
@@ -217,7 +218,11 @@ class Replies(Rollout):
         if value["done"]:
             row.ended, row.outcome, row.environment = "environment", value["outcome"], value["environment"]
             return
-        said: list[dict[str, Any]] = [dict(message) for message in (*value["messages"], *row.errors)]
+        try:
+            said = [kept(message) for message in (*value["messages"], *row.errors)]
+        except ModelError as error:
+            row.fail(str(error))
+            return
         for message, call in zip(said, row.written[-1].get("tool_calls", ()), strict=False):
             message["tool_call_id"] = call["id"]
         ending = "turns" if row.turn >= self._engine.settings.max_turns else self._context(row, said, ended)

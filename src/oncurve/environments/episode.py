@@ -48,6 +48,9 @@ class Episode:
     answers: ClassVar[bool] = False
     """Whether a turn without a tool call is the policy's answer, which ends the episode."""
 
+    scores: bool = True
+    """Whether it may give rewards."""
+
     def start(self, row: Mapping[str, Any], prompt: Any) -> str | Sequence[Mapping[str, Any]] | None:
         """Begin with the columns of a row and its `prompt`, a text or messages.
 

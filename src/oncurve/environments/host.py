@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oncurve.base.closing import Closing
-from oncurve.base.errors import DataError
+from oncurve.base.errors import ConfigError, DataError
 from oncurve.environments.settings import EnvironmentSettings
 from oncurve.processes.pool import Job, Reply, WorkerPool
 from oncurve.rewards import Accepts, InProcess
@@ -71,12 +71,18 @@ class Host(Closing):
         """
         if not self._pools and self._here is None:
             player = self.settings.here()
+            if player is None:
+                self._pools = [self.settings.workers(self._base) for _ in range(self.settings.processes)]
+                try:
+                    self._about = self._pools[0].about
+                except ConfigError:
+                    self.close()
+                    player = self.settings.here(copied=False)
+                    if player is None:
+                        raise
             if player is not None:
                 self._here, self._about = InProcess(player, Accepts()), player.about
                 self._thread = ThreadPoolExecutor(1, "oncurve-environment")
-            else:
-                self._pools = [self.settings.workers(self._base) for _ in range(self.settings.processes)]
-                self._about = self._pools[0].about
         return self._about
 
     def ready(self) -> None:

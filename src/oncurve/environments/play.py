@@ -28,8 +28,11 @@ class Player:
         self._make, self._here = make, here
         self._free = [make()]
         self._live: dict[str, Episode] = {}
+        self._shown: list[Episode] = []
+        """Episodes whose environment itself rewards may look at until the next rollout."""
         self._rollout = -1
-        self.about = {"tools": self._free[0].tools, "answers": self._free[0].answers}
+        first = self._free[0]
+        self.about = {"tools": first.tools, "answers": first.answers, "scores": first.scores}
 
     def __call__(self, item: Mapping[str, Any]) -> Any:
         """Return what the episode says to an item."""
@@ -37,6 +40,9 @@ class Player:
         if item["rollout"] != self._rollout:
             self._rollout = item["rollout"]
             self._live.clear()
+            for episode in self._shown:
+                self._rest(episode)
+            self._shown.clear()
         if act == "start":
             self._live.pop(key, None)
             episode = self._free.pop() if self._free else self._make()
@@ -64,12 +70,35 @@ class Player:
         if keep:
             found["environment"] = getattr(episode, "environment", episode)
         if keep and not self._here:
-            import cloudpickle  # here: few runs need it
-
-            found["environment"] = base64.b64encode(cloudpickle.dumps(found["environment"])).decode()
-        episode.close()
-        self._free.append(self._live.pop(key))
+            found["environment"] = base64.b64encode(_pickled(found["environment"])).decode()
+        del self._live[key]
+        if keep and self._here:
+            self._shown.append(episode)
+        else:
+            self._rest(episode)
         return found
+
+    def _rest(self, episode: Episode) -> None:
+        episode.close()
+        self._free.append(episode)
+
+
+def _pickled(environment: Any) -> bytes:
+    """Return an environment for rewards in other processes, without attributes that cannot leave this one."""
+    import cloudpickle  # here: few runs need it
+
+    def dumped(value: Any) -> bytes | None:
+        try:
+            return bytes(cloudpickle.dumps(value))
+        except Exception:  # picklers raise anything
+            return None
+
+    whole = dumped(environment)
+    if whole is not None:
+        return whole
+    rest = object.__new__(type(environment))
+    rest.__dict__.update({name: value for name, value in vars(environment).items() if dumped(value) is not None})
+    return bytes(cloudpickle.dumps(rest))
 
 
 def _number(value: Any) -> float | None:

@@ -204,9 +204,8 @@ class Rollout:
             row.write(completion)
             assert row.start is not None
             prompt_ids = (*row.start.ids, *row.ids[:before])
-            calls = self._engine.dialogue.calls(prompt_ids, completion.ids, completion.text, row.tools)
+            message, calls = self._engine.dialogue.parsed(prompt_ids, completion.ids, completion.text, row.tools)
             good = [call for call in calls if not isinstance(call, str)]
-            message: dict[str, Any] = {"role": "assistant", "content": completion.text}
             if good:
                 message["tool_calls"] = [
                     {"type": "function", "id": f"c{row.place * MOST_CALLS + number:08x}", "function": call}

@@ -13,6 +13,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from oncurve.base.errors import ConfigError
 from oncurve.components import Component
+from oncurve.environments.episode import Episode
 from oncurve.environments.play import Player
 from oncurve.environments.tools import player
 from oncurve.processes.pool import WorkerPool
@@ -31,6 +32,7 @@ class NoEnvironment(Component):
     present: ClassVar[bool] = False
     plays: ClassVar[None] = None
     exact: ClassVar[bool] = True
+    objects: ClassVar[bool] = False
 
     def missing(self) -> list[str]:
         """Return nothing."""
@@ -72,6 +74,16 @@ class EnvironmentSettings(WorkerLimits):
         return type(self).__name__
 
     @property
+    def scores(self) -> bool:
+        """Return whether it may give rewards, as far as the settings alone tell."""
+        return True
+
+    @property
+    def objects(self) -> bool:
+        """Return whether there are objects in place of paths."""
+        return False
+
+    @property
     def call_forms(self) -> Mapping[str, str]:
         """Return how a call of each tool is written in plain text; empty: as the model's template has it."""
         return {}
@@ -89,8 +101,11 @@ class EnvironmentSettings(WorkerLimits):
         path, settings = self.factory(base)
         return self.pool(path, settings, 1, self.timeout_seconds)
 
-    def here(self) -> Player | None:
-        """Return what plays episodes in this process, where no worker can; None: workers do."""
+    def here(self, copied: bool = True) -> Player | None:
+        """Return what plays episodes in this process, where no worker can; None: workers do.
+
+        `copied` False: a worker could not load the copy of its objects.
+        """
         return None
 
 
@@ -145,16 +160,40 @@ class Tools(EnvironmentSettings):
 
     @property
     def title(self) -> str:
-        """The name of the class, or "tools"."""
+        """The name of the class, of several that of the one with a reward, "environment" or "tools"."""
         names = [path.rpartition(":")[2] for path in self._paths.values()]
-        names += [getattr(each, "__name__", "environment") for each in self._classes.values()]
-        return names[0] if len(names) == 1 else "environment" if names else "tools"
+        names += [getattr(getattr(each, "func", each), "__name__", "") for each in self._scoring or self._given]
+        one = names[0] if len(names) == 1 and names[0].isidentifier() else "environment"  # not <lambda>
+        return one if names else "tools"
+
+    @property
+    def scores(self) -> bool:
+        """Return whether there may be a `get_reward`."""
+        return bool(self._paths or self._scoring)
+
+    @property
+    def _given(self) -> list[Callable[..., Any]]:
+        return list(self._classes.values())
+
+    @property
+    def _scoring(self) -> list[Callable[..., Any]]:
+        """The classes that may give a reward; what other factories make is not known."""
+        return [
+            each
+            for each in self._given
+            if not isinstance(each, type) or issubclass(each, Episode) or hasattr(each, "get_reward")
+        ]
 
     @property
     def _classes(self) -> Mapping[str, Callable[..., Any]]:
         if isinstance(self.classes, Mapping):
             return self.classes
         return {} if self.classes is None else {"": self.classes}
+
+    @property
+    def objects(self) -> bool:
+        """Return whether there are objects in place of paths."""
+        return self.classes is not None or bool(self.functions)
 
     def _pickled(self) -> str | None:
         """Return the objects as cloudpickle bytes in base64; None: they cannot be copied."""
@@ -165,13 +204,13 @@ class Tools(EnvironmentSettings):
 
     def factory(self, base: Path | None) -> Factory:
         """Return the tools' own factory."""
-        pickled = self._pickled() if self.classes is not None or self.functions else None
+        pickled = self._pickled() if self.objects else None
         code = {"paths": self._paths, "tools": self.tools, "pickled": pickled, "settings": self.settings}
         return "oncurve.environments.tools:served", {**code, "base": str(base or Path.cwd())}
 
-    def here(self) -> Player | None:
+    def here(self, copied: bool = True) -> Player | None:
         """Return a player in this process for objects that cannot be copied: it can be neither limited nor killed."""
-        if (self.classes is None and not self.functions) or self._pickled() is not None:
+        if not self.objects or (copied and self._pickled() is not None):
             return None
         return player(self._classes, self.functions, self.settings, here=True)
 

@@ -27,58 +27,89 @@ BY_COLUMN = "environment"
 """The column that picks one of several environments."""
 
 
-class ToolsEpisode(Episode):
-    """An episode with an object of the user's, and with functions.
+class Toolbox:
+    """The environments of a worker, made when there are too few and used again, and the tools of each.
 
     factories   by the value of the column `environment`; {"": factory} where there is one for all rows
     functions   tools of every episode
     """
 
-    answers = True
-
     def __init__(self, factories: Mapping[str, Callable[[], Any]], functions: Sequence[Callable[..., Any]]) -> None:
-        self._objects = {name: factory() for name, factory in factories.items()}
-        self._functions = {function.__name__: function for function in functions}
-        self.environment: Any = None
-        self._tools = dict(self._functions)
-        described = {name: self._described(name) for name in self._objects or [""]}
-        self.tools = next(iter(described.values())) if len(described) == 1 else described
+        self.factories, self._functions = factories, functions
+        self._free = {name: [factory()] for name, factory in factories.items()}
+        self.scores = any(hasattr(found, "get_reward") for (found,) in self._free.values())
+        schemas = {name: self._described(name) for name in self._free or [""]}
+        self.schemas: Any = schemas.get("", schemas)
 
     def _described(self, name: str) -> list[dict[str, Any]]:
         from transformers.utils import get_json_schema  # here: it takes long to import
 
-        found = []
-        for called, tool in self._tools_of(self._objects.get(name)).items():
+        found: dict[str, Any] = {}
+        for called, tool in self._named(self._free[name][0] if name in self._free else None):
+            if called in found:
+                raise ConfigError(f"tool {called}: there are two of this name; rename one")
             try:
-                found.append(get_json_schema(tool))
+                found[called] = get_json_schema(tool)
             except Exception as error:
                 raise ConfigError(f"tool {called}: {error}") from error
-        return found
+        return list(found.values())
 
-    def _tools_of(self, environment: Any) -> dict[str, Callable[..., Any]]:
-        methods = {} if environment is None else dict(inspect.getmembers(environment, inspect.ismethod))
-        public = {name: method for name, method in methods.items() if name[0] != "_" and name not in RESERVED}
-        return {**self._functions, **public}
+    def _named(self, environment: Any) -> list[tuple[str, Callable[..., Any]]]:
+        # of the class: a property is not evaluated
+        members = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)]
+        public = [name for name in members if name[0] != "_" and name not in RESERVED]
+        tools = [(getattr(function, "__name__", "?"), function) for function in self._functions]
+        return tools + [(name, getattr(environment, name)) for name in public]
+
+    def take(self, name: str) -> tuple[Any, dict[str, Callable[..., Any]]]:
+        """Return an environment that plays no other episode, or None if there is none of this name, and the tools."""
+        free = self._free.get(name, [])
+        environment = free.pop() if free else self.factories[name]() if name in self.factories else None
+        return environment, dict(self._named(environment))
+
+    def give_back(self, name: str, environment: Any) -> None:
+        """Take back an environment whose episode is over."""
+        self._free.setdefault(name, []).append(environment)
+
+
+class ToolsEpisode(Episode):
+    """An episode with an object of the user's, and with functions."""
+
+    answers = True
+
+    def __init__(self, toolbox: Toolbox) -> None:
+        self._toolbox, self._chosen = toolbox, ""
+        self.tools, self.scores = toolbox.schemas, toolbox.scores
+        self.environment: Any = None
+        self._tools = dict[str, Callable[..., Any]]()
 
     def start(self, row: Mapping[str, Any], prompt: Any) -> Any:
         """Return what `reset` returns, which gets all columns of the row, as far as it takes them."""
-        chosen = str(row.get(BY_COLUMN, "")) if "" not in self._objects else ""
-        if self._objects and chosen not in self._objects:
-            names = ", ".join(map(repr, self._objects))
-            raise ValueError(f"the column {BY_COLUMN!r} holds {chosen!r}, and the environments are {names}")
-        self.environment = self._objects.get(chosen)
-        self._tools = self._tools_of(self.environment)
+        names = self._toolbox.factories
+        several = bool(names) and "" not in names
+        self._chosen = str(row.get(BY_COLUMN)) if several else ""
+        if several and self._chosen not in names:
+            known = ", ".join(map(repr, names))
+            raise ValueError(f"the column {BY_COLUMN!r} holds {self._chosen!r}, and the environments are {known}")
+        self.environment, self._tools = self._toolbox.take(self._chosen)
         reset = getattr(self.environment, "reset", None)
         if reset is None:
             return None
-        given = {"prompt": prompt, **row}
-        if "" not in self._objects:
+        asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        given = {**({"prompt": prompt} if asked else {}), **row}  # a row without a prompt has an empty one
+        if several:
             given.pop(BY_COLUMN, None)
         parameters = inspect.signature(reset).parameters.values()
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
             taken = {each.name for each in parameters}
             given = {name: value for name, value in given.items() if name in taken}
         return finished(reset(**given))
+
+    def close(self) -> None:
+        """Give the environment back for another episode."""
+        if self.environment is not None:
+            self._toolbox.give_back(self._chosen, self.environment)
+        self.environment = None
 
     def reply(self, text: str, calls: Sequence[ToolCall]) -> Reply:
         """Return the results of the calls, in their order; an exception becomes `{"error": ...}`."""
@@ -89,7 +120,7 @@ class ToolsEpisode(Episode):
                 results[number] = _error(result) if isinstance(result, Exception) else result
         errors = sum(isinstance(result, _Failed) for result in results)
         messages = [
-            {"role": "tool", "name": call.name, "content": result if isinstance(result, list) else str(result)}
+            {"role": "tool", "name": call.name, "content": result if _has_parts(result) else str(result)}
             for call, result in zip(calls, results, strict=True)
         ]
         return Reply(messages, errors=errors)
@@ -97,7 +128,7 @@ class ToolsEpisode(Episode):
     def _called(self, call: ToolCall) -> Any:
         tool = self._tools.get(call.name)
         if tool is None:
-            return _error(f"there is no tool {call.name!r}; the tools are: {', '.join(self._tools)}")
+            return _error(f"Tool {call.name} not found.")  # as TRL has it
         try:
             return tool(**call.arguments)
         except Exception as error:
@@ -108,6 +139,11 @@ class ToolsEpisode(Episode):
         reward = getattr(self.environment, "get_reward", None)
         value = None if reward is None else finished(reward())
         return None if value is None else float(value)
+
+
+def _has_parts(result: Any) -> bool:
+    """Return whether the result of a tool is the parts of a message's content."""
+    return isinstance(result, list) and all(isinstance(part, Mapping) and "type" in part for part in result)
 
 
 class _Failed(dict[str, str]):
@@ -152,7 +188,8 @@ def player(
     if isinstance(only, type) and issubclass(only, Episode):
         return Player(lambda: only(**settings), here)
     made = {name: partial(cls, **settings) for name, cls in classes.items()}
-    return Player(lambda: ToolsEpisode(made, functions), here)
+    toolbox = Toolbox(made, functions)
+    return Player(lambda: ToolsEpisode(toolbox), here)
 
 
 def served(

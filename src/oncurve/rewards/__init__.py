@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from oncurve.rewards.accepts import Accepts as Accepts
     from oncurve.rewards.component import LARGEST_REWARD as LARGEST_REWARD
     from oncurve.rewards.functions.answers import final_answer as final_answer
+    from oncurve.rewards.functions.callables import unpickled as unpickled
     from oncurve.rewards.functions.choice import Choice as Choice
     from oncurve.rewards.functions.cosine import Cosine as Cosine, cosine_scaled as cosine_scaled
     from oncurve.rewards.functions.episode import EnvironmentReward as EnvironmentReward

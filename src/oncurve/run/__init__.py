@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from oncurve.run.arguments import (
         CommonSettings as CommonSettings,
         data_arguments as data_arguments,
+        environment_arguments as environment_arguments,
         reward_arguments as reward_arguments,
     )
     from oncurve.run.assembly import Overrides as Overrides, Run as Run, assemble as assemble

@@ -28,6 +28,8 @@ from oncurve.run.arguments import (
     check_for_stage,
     configured,
     data_arguments,
+    environment_arguments,
+    objects_of,
     reward_arguments,
 )
 from oncurve.run.assembly import Overrides, Run, assemble
@@ -39,6 +41,7 @@ from oncurve.run.tracking import check_tracking
 from oncurve.run.trained import TrainedRun
 from oncurve.trainer import StepResult
 
+Environment = str | Callable[..., Any] | Mapping[str, Any] | Component
 Reward = str | Callable[..., Any] | Mapping[str, Any] | Component
 
 
@@ -53,6 +56,8 @@ def train(
     data: Any = None,
     template: str | None = None,
     reward: Reward | Sequence[Reward] | None = None,
+    environment: Environment | None = None,
+    tools: Sequence[Callable[..., Any] | str] | None = None,
     preset: str | Sequence[str] | None = None,
     steps: int | None = None,
     seed: int | None = None,
@@ -81,6 +86,9 @@ def train(
         template: makes the prompt from columns, `"{question}"`.
         reward: a function, a kind such as "math", a path "file.py:name", a reward model (folder or hub id), a table of
             settings, or a list of these.
+        environment: a class that completions are episodes with, several by the column `environment`
+            (`{"maze": Maze}`), or a path "file.py:Name"; see docs/environments.md.
+        tools: functions that the model may call, or their paths.
         common: the settings that people turn most: `learning_rate`, `group_size`, `prompts_per_step`, `max_new_tokens`,
             `temperature`, `kl_coef`, ...; `oncurve.run.CommonSettings` has them all.
         settings: all others, `{"kl.estimator": "k2"}` or as nested tables `{"kl": {"estimator": "k2"}}`.
@@ -93,7 +101,7 @@ def train(
         _check_kinds(recipe, model, tokenizer)
         named = {"template": template, "steps": steps, "seed": seed, **common}
         arguments = [*arguments_of(named), *_of_model(model, settings)]
-        arguments += [*data_arguments(data), *reward_arguments(reward)]
+        arguments += [*data_arguments(data), *reward_arguments(reward), *environment_arguments(environment, tools)]
         config, base = configured(recipe, preset, arguments, settings)
         trained = _assembled(config, base, model, tokenizer, reference, out)
     return _run(trained, None if out is None else Path(out), on_step)
@@ -164,7 +172,10 @@ def _assembled(
     return TrainedRun(assemble(config, base, given))
 
 
-@explains_arguments({key: name for key, name in ARGUMENT_OF.items() if name in ("model", "reward")}, OTHER_NAMES)
+_OBJECTS = ("model", "reward", "environment", "tools")
+
+
+@explains_arguments({key: name for key, name in ARGUMENT_OF.items() if name in _OBJECTS}, OTHER_NAMES)
 @checkpoint_may_be_asked()
 def resume(
     directory: str | Path,
@@ -173,6 +184,8 @@ def resume(
     tokenizer: Any = None,
     reference: nn.Module | None = None,
     reward: Reward | Sequence[Reward] | None = None,
+    environment: Environment | None = None,
+    tools: Sequence[Callable[..., Any] | str] | None = None,
     settings: Mapping[str, Any] | None = None,
     on_step: Callable[[StepResult], None] | None = None,
     changed: bool = False,
@@ -182,8 +195,9 @@ def resume(
 
         run = oncurve.resume("runs/gsm8k", reward=reward)
 
-    Objects that `train` was given (a module, a reward function) are in no file, so they must be given again. The
-    weights come from the checkpoint, not from the module. `metrics` of the result are those of the whole run.
+    Objects that `train` was given (a module, a reward function, an environment) are in no file, so they must be given
+    again. The weights come from the checkpoint, not from the module. `metrics` of the result are those of the whole
+    run.
 
     `settings`: nested tables of settings that change from now on, `{"run": {"steps": 500}}`; the directory keeps them.
     `trust`: go on with a folder that this user has not made on this machine, and run its code.
@@ -194,7 +208,7 @@ def resume(
     """
     path = Path(directory)
     with _before_training(), trusting(trust):
-        functions = tables_of(reward_arguments(reward), None)
+        functions = tables_of([*reward_arguments(reward), *environment_arguments(environment, tools)], None)
         before, config, base = resumed_config(path, (), tables_of([], settings), functions)
         loaded = loaded_from(model, tokenizer) if model is not None else None
         check_complete(config, model_given=loaded is not None)
@@ -246,7 +260,7 @@ def _run(trained: TrainedRun, out: Path | None, on_step: Callable[[StepResult], 
         if out is not None:
             create_directory(trained.run, out)
         if out is not None and trained.run.config.warm_starts:
-            trained.stopped_by = _begun_again(trained, out, _functions(trained), warming=True)
+            trained.stopped_by = _begun_again(trained, out, objects_of(trained.run.config), warming=True)
         if trained.stopped_by is None:
             _finish(trained, out, on_step)
         trained.run.rest()
@@ -277,7 +291,7 @@ def _finish(trained: TrainedRun, path: Path | None, on_step: Callable[[StepResul
     """Train the steps that are left; after a loss of state on from the last checkpoint, unless the run has a module of
     the caller's, which training has changed."""
     returns = None if path is None or trained.run.given != Overrides() else Returns(path)
-    functions = _functions(trained)
+    functions = objects_of(trained.run.config)
 
     def steps() -> str | None:
         observers = [trained.keep, *([on_step] if on_step is not None else [])]
@@ -289,11 +303,6 @@ def _finish(trained: TrainedRun, path: Path | None, on_step: Callable[[StepResul
         return steps()
 
     trained.stopped_by = steps() if returns is None else returns.over(steps, again)
-
-
-def _functions(trained: TrainedRun) -> dict[str, Any]:
-    """Return the settings for objects that no file holds."""
-    return {"rewards": list(trained.run.config.rewards)}
 
 
 def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:

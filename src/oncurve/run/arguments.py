@@ -69,6 +69,10 @@ ARGUMENT_OF = {
     "data.path": "data",
     "data.rows": "data",
     "rewards.0.path": "reward",
+    "environment.path": "environment",
+    "environment.classes": "environment",
+    "environment.tools": "tools",
+    "environment.functions": "tools",
     **{key: name for name, key in KEY_OF.items()},
 }
 """The argument of `train` for a setting."""
@@ -94,6 +98,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("ref_model", "reference_model"), "reference"),
     **dict.fromkeys(("output_dir", "out_dir", "directory", "save_path", "default_local_dir"), "out"),
     **dict.fromkeys(("callbacks", "callback", "logger"), "on_step"),
+    **dict.fromkeys(("environment_factory", "env", "environments"), "environment"),
     **dict.fromkeys(("algorithm", "adv_estimator"), "preset"),
 }
 
@@ -130,6 +135,44 @@ def data_arguments(data: Any) -> list[Argument]:
         return []
     kind, key, value = ("files", "path", str(data)) if isinstance(data, (str, Path)) else ("list", "rows", data)
     return [Argument("data", "data.kind", kind), Argument("data", f"data.{key}", value)]
+
+
+def environment_arguments(environment: Any, tools: Any) -> list[Argument]:
+    """Return an environment and tools, as classes and functions or as paths, as settings. Raises ConfigError."""
+    if isinstance(environment, Component) and not tools:
+        return [Argument("environment", "environment", environment)]
+    table: dict[str, Any] = {}
+    if isinstance(environment, str):
+        table = {"kind": "tools", "path": environment} if ":" in environment else {"kind": environment}
+    elif isinstance(environment, Mapping):
+        paths = (
+            all(isinstance(each, str) and ":" in each for each in environment.values()) and "kind" not in environment
+        )
+        code = "path" if paths else "classes" if all(map(callable, environment.values())) else None
+        table = dict(environment) if code is None or "path" in environment else {"kind": "tools", code: environment}
+    elif callable(environment):
+        table = {"kind": "tools", "classes": environment}
+    elif environment is not None:
+        raise ConfigError(
+            f"environment: expected a class, a mapping of names to classes, a path 'file.py:Name' or a table, "
+            f"got {shown(environment)}"
+        )
+    given = [tools] if isinstance(tools, str) or callable(tools) else list(tools or ())
+    if given:
+        paths = all(isinstance(each, str) for each in given)
+        if not paths and not all(map(callable, given)):
+            raise ConfigError("tools: expected functions, or paths like 'file.py:add'")
+        table = {"kind": "tools", **table, ("tools" if paths else "functions"): tuple(given)}
+    return [
+        Argument("tools" if key in ("tools", "functions") else "environment", f"environment.{key}", value)
+        for key, value in table.items()
+    ]
+
+
+def objects_of(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that may hold objects which no file can: rewards, and an environment of them."""
+    environment: Any = config.environment
+    return {"rewards": list(config.rewards), **({"environment": environment} if environment.objects else {})}
 
 
 def check_for_stage(said: Iterable[str]) -> None:

@@ -36,7 +36,7 @@ from oncurve.models import Adapter, LoadedModel, adapted, module_device
 from oncurve.reward_models import Iterations
 from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine, check_token_ids
-from oncurve.run.building import build_engine, build_learner, engine_maker, host_of, with_environment
+from oncurve.run.building import build_engine, build_learner, check_tools, engine_maker, host_of, with_environment
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
 from oncurve.run.evaluating import evaluate_policy
 from oncurve.run.iterations import LabellingInputs, iterations, step_locator
@@ -281,6 +281,7 @@ def assemble(
         if not resumed:
             rewards.announcements += try_rewards(rewards, config.data, rows)
         if host is not None and len(rows) and not resumed:
+            check_tools(config, host, rows, given.model)
             rehearsed(host, prompt_columns(rows.items[0], config.data), filled_prompt(rows.items[0], config.data))
         if given.model is None:
             model, lora = (config.model, config.lora) if start is None else begun_at(config, start)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from oncurve.base.errors import ConfigError
+from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import RunConfig
+from oncurve.data import Prompts, Rows
 from oncurve.environments import Dialogue, EpisodeEngine, Host
 from oncurve.learner import Learner, check_learner
 from oncurve.models import LoadedModel
 from oncurve.models.loading import has_template
 from oncurve.rewards import RewardSet
 from oncurve.rollout import RolloutEngine
+from oncurve.run.row_lengths import read_tokenizer
 
 
 def build_learner(
@@ -61,6 +63,29 @@ def host_of(config: RunConfig, base: Path | None) -> Host | None:
     """Return what plays the episodes of `[environment]`; None: completions are of one turn."""
     settings = config.environment.plays
     return None if settings is None else Host(settings, base)
+
+
+def check_tools(config: RunConfig, host: Host, rows: Rows, given: LoadedModel | None) -> None:
+    """Raises ConfigError: the model cannot be shown the environment's tools, or there is no reward. ModelError: its
+    template shows none. DataError: a row names no environment.
+    """
+    if not host.about().get("scores", True) and all(reward.scores_turns for reward in config.rewards):
+        raise ConfigError(f"rewards: {host.settings.title} has no get_reward; add a reward, or get_reward to it")
+    tools = host.about().get("tools", ())
+    for row, number in zip(rows.items, rows.numbers, strict=True) if isinstance(tools, Mapping) else ():
+        if str(row.get("environment")) not in tools:
+            known = ", ".join(map(repr, tools))
+            held = f"the column 'environment' holds {row.get('environment')!r}, and the environments are {known}"
+            raise DataError(f"{rows.place(number)}: {held}")
+    shown = any(tools.values()) if isinstance(tools, Mapping) else tools
+    if shown and not host.settings.call_forms:
+        tokenizer = read_tokenizer(config)[0] if given is None else given.tokenizer
+        if Prompts(rows, config.data, tokenizer)[0].messages is None:
+            raise ConfigError(
+                "environment: its tools are shown to the model by its chat template, and the prompts are no chat; "
+                "use an instruction-tuned model, and prompts that are messages, or leave data.chat out"
+            )
+        Dialogue(tokenizer, (), config.data.chat_template_kwargs).check_tools()
 
 
 def with_environment(

@@ -327,11 +327,13 @@ def how_to_go_on(run: Run) -> str:
 def call_to_go_on(path: Path, config: RunConfig, given: Overrides) -> tuple[str, list[str]]:
     """Return the Python call that resumes the run in `path`, and the objects that it takes again."""
     functions = any(IN_MEMORY in str(table) for table in to_tables(config)["rewards"])
+    in_memory = to_tables(config)["environment"] if config.environment.objects else {}
     objects = [
         *(["model"] if given.model is not None else []),
         *(["tokenizer"] if given.model is not None and given.model.tokenizer is not None else []),
         *(["reference"] if given.reference is not None else []),
         *(["reward"] if functions else []),
+        *(name for name, key in (("environment", "classes"), ("tools", "functions")) if in_memory.get(key)),
     ]
     return f"oncurve.resume({', '.join([repr(str(path)), *(f'{name}={name}' for name in objects)])})", objects
 

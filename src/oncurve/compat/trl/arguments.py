@@ -26,7 +26,7 @@ from oncurve.display import Screen, say
 from oncurve.forecast import check_memory
 from oncurve.models import LoadedModel
 from oncurve.models.loading import eos_ids_of, loaded_from, quiet
-from oncurve.run import Overrides, Run, assemble
+from oncurve.run import Overrides, Run, assemble, environment_arguments
 
 BY_TYPE = ("processing_class", "reward_processing_classes", "callbacks")
 """Arguments that a recipe names by their type."""
@@ -41,7 +41,16 @@ def translated(
     an argument that cannot be.
     """
     train, held_out, model = (arguments[name] for name in ("train_dataset", "eval_dataset", "model"))
-    rewards = reward_settings(arguments["reward_funcs"], args.reward_weights, state, tokenizers)
+    environment = environment_arguments(arguments["environment_factory"], arguments["tools"])
+    rewards = reward_settings(
+        arguments["reward_funcs"], args.reward_weights, state, tokenizers, arguments["environment_factory"] is not None
+    )
+    if train is None and callable(arguments["environment_factory"]):  # which asks
+        train = [{"prompt": ""}] * (args.generation_batch_size // args.num_generations)
+    if environment:
+        several = isinstance(held_out, Mapping)
+        train = _asked(train)
+        held_out = {name: _asked(each) for name, each in held_out.items()} if several else _asked(held_out)
     told: dict[str, Any] = {
         "model": _policy(model),
         "reward_funcs": Told("reward_funcs", {"rewards": rewards}),
@@ -51,6 +60,14 @@ def translated(
         told["eval_dataset"] = Told(type(held_out).__name__, {"data.eval_rows": all_rows(held_out)})
     if arguments["peft_config"] is not None:
         told["peft_config"] = Told("LoraConfig", lora_of(given_fields(arguments["peft_config"])))
+    if environment:
+        limit = args.max_tool_calling_iterations
+        turns = {"environment.max_turns": 10**6 if limit is None else limit + 1}
+        given = {each.key: each.value for each in environment}
+        for name in ("tools", "environment_factory"):
+            if arguments[name]:
+                told[name] = Told(shown(arguments[name]), given | turns)
+                given = turns = {}
     for name, value in arguments.items():
         if name not in (*told, "args") and value is not None and value != (None, None):
             told[name] = type(value).__name__ if name in BY_TYPE else value
@@ -60,6 +77,14 @@ def translated(
         said |= {name: Said(value, "GRPOTrainer") for name, value in known.items()}
     translation = args.translated(**said)
     return translation if isinstance(model, (str, Path)) else _without_loading(translation)
+
+
+def _asked(rows: Any) -> Any:
+    """Return rows for an environment, which asks where they have no prompt: TRL's is an empty message then."""
+    if rows is None or not hasattr(rows, "__len__"):
+        return rows
+    empty = [{"role": "user", "content": ""}]
+    return [row if row.get("prompt") else {**row, "prompt": empty} for row in rows]
 
 
 def _policy(model: Any) -> Told:

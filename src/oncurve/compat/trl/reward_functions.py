@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +18,7 @@ from transformers import AutoTokenizer
 from oncurve.base.errors import ConfigError, RewardError, shown
 from oncurve.compat.trl.rewards import BY_PATH
 from oncurve.models.loading import apply_template
-from oncurve.rewards import Accepts, InProcess, RewardSettings
+from oncurve.rewards import Accepts, InProcess, RewardSettings, unpickled
 
 
 class Function(RewardSettings):
@@ -50,17 +51,27 @@ class Function(RewardSettings):
 
     def start(self, base: Path | None) -> InProcess:
         """Return the runner, in this process."""
-        accepts = Accepts(batch=True, takes=("prompts", "completions", "completion_ids"), everything=True)
+        takes = ("prompts", "completions", "completion_ids", *(["environments"] if self._looks_at_them() else []))
+        accepts = Accepts(batch=True, takes=takes, everything=True)
         return InProcess(self._call, accepts, "reward_funcs are called as TRL calls them")
+
+    def _looks_at_them(self) -> bool:
+        """Return whether the function names environments among its parameters, or in its code."""
+        code = getattr(self.function, "__code__", None)
+        with suppress(TypeError, ValueError):
+            return "environments" in (*inspect.signature(self.function).parameters, *getattr(code, "co_consts", ()))
+        return False
 
     def _call(self, item: Mapping[str, Any]) -> dict[str, Any]:
         metrics: dict[str, list[float]] = {}
         extras: dict[str, list[Any]] = {}
+        environments = [unpickled(each) for each in item.get("environments") or ()]
         given = {
             **item["columns"],
             "prompts": item["prompts"],
             "completions": item["completions"],
             "completion_ids": item["completion_ids"],
+            **({"environments": environments} if environments else {}),
             "trainer_state": self.state(),
             "log_metric": lambda name, value: metrics.setdefault(str(name), []).append(float(value)),
             "log_extra": lambda name, values: extras.setdefault(str(name), []).extend(values),
@@ -123,22 +134,27 @@ def _awaited(value: Any) -> Any:
 
 
 def reward_settings(
-    reward_funcs: Any, weights: Sequence[float] | None, state: Callable[[], Any], tokenizers: Sequence[Any]
+    reward_funcs: Any,
+    weights: Sequence[float] | None,
+    state: Callable[[], Any],
+    tokenizers: Sequence[Any],
+    optional: bool = False,
 ) -> list[dict[str, Any] | RewardSettings]:
     """Return `reward_funcs` as the rewards of a run; functions get `state()` as `trainer_state`.
 
-    `tokenizers`: of the models in memory among them.
+    `tokenizers`: of the models in memory among them. `optional`: an environment may give the reward.
 
     Raises ConfigError: there is none, a form that TRL does not take, or another number of weights.
     """
     listed = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-    if reward_funcs is None or not listed:
+    listed = [] if reward_funcs is None else listed
+    if (reward_funcs is None or not listed) and not optional:
         raise ConfigError(
             "reward_funcs: a run needs a reward: a function, a reward model's folder or hub id, or a list"
         )
     if weights is not None and len(weights) != len(listed):
         raise ConfigError(f"reward_weights has {len(weights)} weights for {len(listed)} reward_funcs; give as many")
-    given = zip(listed, weights or [1.0] * len(listed), tokenizers, strict=True)
+    given = zip(listed, weights or [1.0] * len(listed), tokenizers[: len(listed)], strict=True)
     return [_settings(each, weight, state, tokenizer) for each, weight, tokenizer in given]
 
 

@@ -84,7 +84,7 @@ class Adapted:
         if {"solution_str", "ground_truth"} <= set(self._names):
             takes = ("completion", "data_source", *VERL_TRUTH, "extra_info")
             return self._verl, Accepts(needs=(VERL_TRUTH,), takes=takes)
-        if "completions" in self._names:
+        if {"completions", "environments"} & {*self._names}:
             columns = tuple(n for n in self._names if n not in TRL_NAMES)
             needs = tuple((n,) for n in columns if n in self._required)
             offered = tuple(n for n in TRL_NAMES if n in self._names)
@@ -150,12 +150,16 @@ class Adapted:
             "prompts": item["prompts"],
             "completions": item["completions"],
             "completion_ids": item["completion_ids"],
-            "environments": [_unpickled(each) for each in item.get("environments") or ()],
+            "environments": [unpickled(each) for each in item.get("environments") or ()],
             "trainer_state": SimpleNamespace(global_step=item["step"]),
             "log_metric": lambda name, value: metrics.setdefault(str(name), []).append(float(value)),
             "log_extra": lambda name, values: extras.setdefault(str(name), []).extend(values),
         }
-        wanted = {n: v for n, v in offered.items() if n in self._names or (self._everything and n == "prompts")}
+        wanted = {
+            n: v
+            for n, v in offered.items()
+            if n in self._names or (self._everything and n in ("prompts", "completions"))
+        }
         rewards = _awaited(self._function(**{**item["columns"], **wanted}))
         if isinstance(rewards, (list, tuple)) and len(rewards) == len(item["completions"]):
             # the offsets of steps are those of a text, and an episode is several
@@ -164,7 +168,7 @@ class Adapted:
         return {"rewards": rewards, "metrics": metrics, "extras": extras}
 
 
-def _unpickled(environment: Any) -> Any:
+def unpickled(environment: Any) -> Any:
     """Return an environment as it was at the end of its episode."""
     import cloudpickle  # here: few rewards need it
 
