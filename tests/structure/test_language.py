@@ -56,6 +56,8 @@ STREAMS = {
     "src/oncurve/models/decode/cuda_graphs.py",
     "src/oncurve/rewards/judge/model_judge.py",
     "src/oncurve/base/web.py",
+    "src/oncurve/environments/endpoint.py",
+    "docs/environments.md",
 }
 """The files in which a stream is CUDA's, an output's, a key of OpenAI's requests, or a method of httpx2."""
 NAMES = {

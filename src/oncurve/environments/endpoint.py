@@ -48,7 +48,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ChatCall:
     """A call as it was read: `messages` have plain texts, and arguments of tools as objects.
 
     ignored   arguments of the call that have no effect
@@ -65,7 +65,7 @@ class Asked:
 class Call:
     """A call that waits: `settle(status, content)` answers it. `again`: the client repeats one that it has given up."""
 
-    asked: Asked
+    asked: ChatCall
     settle: Callable[[int, Mapping[str, Any]], object]
     again: bool = False
 
@@ -89,7 +89,7 @@ def _error(sentence: str, code: str) -> dict[str, Any]:
     return {"error": {"message": sentence, "type": "invalid_request_error", "param": None, "code": code}}
 
 
-def read_call(body: Any) -> Asked:
+def read_call(body: Any) -> ChatCall:
     """Return what a call asks. Raises RefusedError."""
     try:
         messages, tools = tuple(map(_message, body["messages"])), tuple(body.get("tools") or ())
@@ -111,7 +111,7 @@ def read_call(body: Any) -> Asked:
     given = {name: body.get(name) for name in _SET_BY_THE_RUN}
     usual = dict.fromkeys(given, _USUAL) | {"temperature": (None,)}
     ignored = {name: value for name, value in given.items() if value not in usual[name]}
-    return Asked(messages, tools, most, stop, ignored)
+    return ChatCall(messages, tools, most, stop, ignored)
 
 
 def _flat(value: Any, levels: int = 99) -> bool:

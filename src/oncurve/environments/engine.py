@@ -37,7 +37,7 @@ class EpisodeEngine(Closing):
     dialogue   makes tokens of what they say; None without a tokenizer
     sampling   of a training rollout; `max_new_tokens` is for the whole episode, context included
     keep       completions keep their environment, for reward functions that take it
-    rollout    who speaks between the turns of the policy: `Replies`, or `Programs`
+    rollout    the replies between the turns of the policy: `Replies`, or `Programs`
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from queue import Empty
 from typing import Any
 
 from oncurve.base.errors import ModelError
-from oncurve.environments.endpoint import BEGUN, OVER, Asked, Call, Line, answered
+from oncurve.environments.endpoint import BEGUN, OVER, Call, ChatCall, Line, answered
 from oncurve.environments.host import Pending
 from oncurve.environments.rows import LONGEST_TOKEN, Rollout, Row
 from oncurve.environments.settings import Endpoint
@@ -39,7 +39,7 @@ _CODES = {"budget": "context_length_exceeded", "turns": "max_turns"}
 class _Made:
     """A call that was taken in, its answer once it is there, and the requests that wait for it."""
 
-    asked: Asked
+    asked: ChatCall
     row: Row
     calls: list[Call]
     answer: Mapping[str, Any] | None = None
@@ -181,7 +181,7 @@ class Programs(Rollout):
                 program.made.append(_Made(call.asked, row, [call]))
                 program.refused, program.last = None, row
 
-    def _continued(self, program: _Program, asked: Asked) -> Row | None:
+    def _continued(self, program: _Program, asked: ChatCall) -> Row | None:
         """Return the longest row that a call goes on with, after what it adds."""
         found, before = None, 0
         for row in program.rows:
@@ -225,7 +225,7 @@ class Programs(Rollout):
         if program.refusals > self._settings.max_turns:
             self._fail(program, f"calls: it goes on to call after {program.refusals} refusals")
 
-    def _warn(self, asked: Asked) -> None:
+    def _warn(self, asked: ChatCall) -> None:
         """Say once per argument that the run's own value is used."""
         for name, value in asked.ignored.items():
             if name not in self._engine.warned and (name, value) != ("temperature", self._sampling.temperature):
@@ -297,7 +297,7 @@ def _shown(message: Mapping[str, Any]) -> str:
 
 
 def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Return whether a message of a call is this one of the history. Clients may leave out text beside tool calls."""
+    """Return whether a message of a call is this one of the history. Clients may leave out text next to tool calls."""
     calls = ours.get("tool_calls")
     if not ours["role"] == theirs["role"] == "assistant" or calls != theirs.get("tool_calls"):
         return ours == theirs

@@ -23,10 +23,10 @@ LONGEST_TOKEN = 256
 
 @dataclass(eq=False)
 class Row:
-    """One stream of tokens as it grows: an episode, or one of those of a program.
+    """A row of tokens as it grows: an episode, or one of the rows of a program.
 
     room    the most tokens of it; of its next turn at most `most`, which ends at the strings `stop`, too
-    turn    the number of its next turn; `place`: of that among the turns of all streams of the episode
+    turn    the number of its next turn; `place`: of that among the turns of all rows of the episode
     """
 
     number: int
@@ -91,7 +91,7 @@ class Row:
 
 
 class Rollout:
-    """One call of `engine`, an `EpisodeEngine`. A subclass says who speaks between the turns of the policy."""
+    """One call of `engine`, an `EpisodeEngine`. A subclass has the replies between the turns of the policy."""
 
     def __init__(
         self,

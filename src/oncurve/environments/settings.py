@@ -277,7 +277,7 @@ class Endpoint(EnvironmentSettings):
         return "oncurve.environments.program:served", {**code, "base": str(base or Path.cwd())}
 
     def workers(self, base: Path | None) -> WorkerPool:
-        """Return a pool of one worker. It limits a program's memory; who waits for its calls limits their time."""
+        """Return a pool of one worker. It limits a program's memory, and the wait for its calls limits their time."""
         path, settings = self.factory(base)
         return self.pool(path, settings, 1, _LONGEST_PROGRAM_SECONDS)
 

@@ -36,7 +36,7 @@ class OpenEnv(TextGameSettings):
     """The field of an observation that the policy reads; none: all of it, as JSON. `observation` gets the same."""
 
     settings: dict[str, Any] = Field(default_factory=dict)
-    """What `reset` gets besides the seed and the row's columns."""
+    """What `reset` gets in addition to the seed and the row's columns."""
 
     exact: bool = False
     """The server gives the same replies to the same seed and actions."""

@@ -14,7 +14,7 @@ from oncurve.environments.games.game import GameSettings
 
 
 class SkyRLGym(GameSettings):
-    """An environment of skyrl-gym, which is made anew for each row. Each turn has the reward of its step."""
+    """An environment of skyrl-gym, one for each row. Each turn has the reward of its step."""
 
     episode: ClassVar[str] = f"{__name__}:SkyRLGymEpisode"
     needs: ClassVar[tuple[str, str] | None] = ("skyrl_gym", "skyrl-gym")

@@ -10,7 +10,7 @@ from pydantic import Field
 from oncurve.environments.games.game import TextGame, TextGameSettings
 
 _RAW = "-raw"
-"""Ends the name of a game without wrappers: the others show the whole history each turn, which a stream has already."""
+"""Ends the name of a game without wrappers: the others show the whole history each turn, which a completion has already."""
 
 
 class TextArena(TextGameSettings):
