@@ -1,0 +1,24 @@
+"""`oncurve view`: runs in a browser, from a server on this machine alone or as a copy that needs none.
+
+Safe by default: the server listens on 127.0.0.1, answers nothing without the random key that the printed link carries,
+nothing to another origin or under another host name, and has no route that writes. Texts of models and data reach the
+page as JSON and are shown through text nodes alone; the content security policy is a second wall.
+
+Covered: runs that go on, servers that end and return, links out of a run's folder, which are refused.
+Not covered: several users on one server, TLS (use an SSH tunnel), other users who may read this user's memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncurve.base.lazy import lazily
+
+if TYPE_CHECKING:
+    from oncurve.view.application import application as application
+    from oncurve.view.command import view as view
+    from oncurve.view.export import write_copy as write_copy
+    from oncurve.view.library import Library as Library
+    from oncurve.view.pages import bundle as bundle, page as page
+
+__getattr__, __all__ = lazily(__name__)

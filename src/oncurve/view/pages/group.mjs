@@ -1,0 +1,1 @@
+export const x_group = 1;
