@@ -9,9 +9,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from oncurve.durable.files import (
     LEFTOVER,
@@ -28,7 +26,9 @@ from oncurve.durable.files import (
     to_json,
     write_new,
 )
-from oncurve.durable.tensors import write_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MANIFEST = "manifest.json"
 
@@ -65,6 +65,8 @@ def write_directory(path: Path, files: Mapping[str, bytes | Mapping[str, Tensor]
             if isinstance(content, bytes):
                 write_new(target, content)
             else:
+                from oncurve.durable.tensors import write_tensors  # here: it imports torch
+
                 write_tensors(target, content, mode)
 
 

@@ -12,14 +12,14 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from oncurve.base.errors import CheckpointError, UserError
-from oncurve.durable.tensors import write_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TEMPORARY = ".tmp-"
 LEFTOVER = re.compile(r"\.tmp-(?P<target>.+)-(?P<pid>\d+)-[0-9a-f]{8}|\.saving-[a-z0-9_]{8}")
@@ -112,6 +112,8 @@ def read_json(path: Path) -> Any:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, on the CPU, by name. Never unpickles. Raises CheckpointError."""
+    from safetensors.torch import load_file  # here: it imports torch, which readers of logs do without
+
     try:
         return dict(load_file(path))
     except (OSError, SafetensorError, ValueError) as error:
@@ -120,6 +122,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file into a folder that becomes valid as a whole (`new_directory`). Raises StorageError."""
+    from oncurve.durable.tensors import write_tensors
+
     needed = size_in_bytes(tensors)
     with storage_errors(path, needed):
         require_space(path.parent, needed)
@@ -132,6 +136,8 @@ def store(directory: Path, tensors: Mapping[str, Tensor]) -> str:
     The same tensors give the same name, and a whole file of that name is unchanged. Hashing writes a temporary copy, so
     this is called once for the same tensors. Raises StorageError.
     """
+    from oncurve.durable.tensors import write_tensors
+
     temporary = temporary_name(directory / "frozen")
     needed = size_in_bytes(tensors)
     with storage_errors(directory, needed):

@@ -1,13 +1,26 @@
-"""A run as plain values (`RolloutFiles`, `read_run`), as one self-contained page, and as logs of Inspect."""
+"""A run as plain values (`read_run`, `RolloutIndex`), as one self-contained page, and as logs of Inspect.
 
-from oncurve.report.groups import answer_column as answer_column, answer_of_row as answer_of_row
-from oncurve.report.inspect_format import inspect_file as inspect_file, inspect_log as inspect_log
-from oncurve.report.page import render_report as render_report, write_report as write_report
-from oncurve.report.records import RunRecord as RunRecord, group_record as group_record, read_run as read_run
-from oncurve.report.rollouts import RolloutFiles as RolloutFiles, steps_in_words as steps_in_words
-from oncurve.report.shown import (
-    Groups as Groups,
-    Page as Page,
-    charts_page as charts_page,
-    report_page as report_page,
-)
+Loaded lazily: who only reads groups needs no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncurve.base.lazy import lazily
+
+if TYPE_CHECKING:
+    from oncurve.report.groups import answer_column as answer_column, answer_of_row as answer_of_row
+    from oncurve.report.index import RolloutIndex as RolloutIndex
+    from oncurve.report.inspect_format import inspect_file as inspect_file, inspect_log as inspect_log
+    from oncurve.report.page import render_report as render_report, write_report as write_report
+    from oncurve.report.records import RunRecord as RunRecord, group_record as group_record, read_run as read_run
+    from oncurve.report.rollouts import RolloutFiles as RolloutFiles, steps_in_words as steps_in_words
+    from oncurve.report.shown import (
+        Groups as Groups,
+        Page as Page,
+        charts_page as charts_page,
+        report_page as report_page,
+    )
+
+__getattr__, __all__ = lazily(__name__)

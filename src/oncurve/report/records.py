@@ -7,14 +7,16 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from oncurve.base.errors import CheckpointError, RunDirectoryError
 from oncurve.durable import read_json, read_log
-from oncurve.report.rollouts import RolloutFiles
-from oncurve.types import Completion, Group, Score
+from oncurve.report.index import RolloutIndex
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from oncurve.types import Completion, Group, Score
 
 
 def group_record(group: Group, advantages: Tensor | Sequence[float] | None = None) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def group_record(group: Group, advantages: Tensor | Sequence[float] | None = Non
     """
     rows: list[Any] = [None] * len(group.completions)
     if advantages is not None:
-        rows = advantages.tolist() if isinstance(advantages, Tensor) else list(advantages)
+        rows = advantages.tolist() if hasattr(advantages, "tolist") else list(advantages)
     if len(rows) != len(group.completions):
         raise ValueError(f"{len(rows)} rows of advantages for {len(group.completions)} completions")
     scores = group.scores or (None,) * len(group.completions)
@@ -137,7 +139,7 @@ class RunRecord:
 
     def groups(self, step: int) -> list[dict[str, Any]]:
         """Return the groups of one step, as `group_record` made them; empty where they are not kept, or no longer."""
-        return RolloutFiles(self.directory).read(step)
+        return list(RolloutIndex(self.directory).groups(step))
 
 
 def read_run(directory: Path) -> RunRecord:
@@ -159,7 +161,7 @@ def read_run(directory: Path) -> RunRecord:
     return RunRecord(
         directory=directory,
         metrics=_metrics(metrics, damage),
-        steps=RolloutFiles(directory).steps(),
+        steps=RolloutIndex(directory).steps(),
         config=_parsed(text),
         config_text=text,
         environment=_object(environment, damage),

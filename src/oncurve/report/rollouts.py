@@ -1,4 +1,4 @@
-"""The files `rollouts/step-000012.jsonl.gz` of a run: the groups of a step, a line each, compressed by gzip."""
+"""The files of a run's groups: `rollouts/step-000012.jsonl.gz`, a line each, and what stands beside it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from oncurve import durable
+from oncurve.report.rows import packed, row_of
+
+GROUPS, INDEX, TOKENS = "jsonl.gz", "index.gz", "tokens"
+"""The suffixes of the groups, of their index, and of the numbers and texts of their tokens."""
 
 LEVEL = 4
 """Of gzip: about as small as with its default of 6, in half the time."""
+
+BLOCK_BYTES = 64 << 10
+"""The least text of a gzip member, but for the last: one group is read without the others, and the file stays small."""
 
 _NAME = re.compile(r"step-(\d{6,})\.jsonl\.gz")
 
 
 class RolloutFiles:
-    """The groups of a run's steps, by the number of the step. Everything that writes or reads them does it here.
+    """The files of a run's groups, by the number of the step. Everything that writes them does it here.
 
     The same records give the same bytes: a file has no time and no name inside.
     """
@@ -26,41 +33,52 @@ class RolloutFiles:
     def __init__(self, run: Path) -> None:
         self.folder = run / "rollouts"
 
-    def path(self, step: int) -> Path:
-        """Return the file of a step, whether it exists or not."""
-        return self.folder / f"step-{step:06d}.jsonl.gz"
+    def path(self, step: int, suffix: str = GROUPS) -> Path:
+        """Return a file of a step, whether it exists or not."""
+        return self.folder / f"step-{step:06d}.{suffix}"
 
     def steps(self) -> tuple[int, ...]:
-        """Return the steps that have a file, ascending; none where there is no folder."""
+        """Return the steps that have groups, ascending; none where there is no folder."""
         names = (_NAME.fullmatch(entry.name) for entry in self.folder.glob("step-*"))
         return tuple(sorted(int(match[1]) for match in names if match))
 
     @staticmethod
-    def content(records: Iterable[Mapping[str, Any]]) -> bytes:
-        """Return the bytes of the file of a step with these groups."""
-        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        return gzip.compress(text.encode("utf-8", "replace"), LEVEL, mtime=0)
+    def content(records: Iterable[Mapping[str, Any]]) -> dict[str, bytes]:
+        """Return the bytes of a step's groups and of their index, by suffix."""
+        blocks, rows = list[bytes](), list[dict[str, Any]]()
+        offset, waiting, text = 0, list[dict[str, Any]](), bytearray()
 
-    def write(self, step: int, content: bytes) -> None:
-        """Write the file of a step, whole or not at all; on the disk after `sync`. Raises StorageError."""
-        durable.write_file(self.path(step), content, sync=False)  # to wait for the disk would take as long as a step
+        def end_block() -> None:
+            nonlocal offset
+            blocks.append(gzip.compress(text, LEVEL, mtime=0))
+            rows.extend({**row, "offset": offset, "bytes": len(blocks[-1])} for row in waiting)
+            offset += len(blocks[-1])
+            waiting.clear()
+            text.clear()
+
+        for number, record in enumerate(records):
+            waiting.append({**row_of(record), "group": number, "line": len(waiting)})
+            text += json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+            if len(text) >= BLOCK_BYTES:
+                end_block()
+        if text or not blocks:
+            end_block()
+        return {GROUPS: b"".join(blocks), INDEX: packed(offset, rows)}
+
+    def write(self, step: int, content: Mapping[str, bytes]) -> None:
+        """Write the files of a step, each whole or not at all; on the disk after `sync`. Raises StorageError."""
+        for suffix, data in content.items():  # to wait for the disk would take as long as a step
+            durable.write_file(self.path(step, suffix), data, sync=False)
 
     def sync(self, steps: Iterable[int]) -> None:
         """Wait until the files of these steps are on the disk; those that are removed are skipped."""
-        durable.sync_files([self.path(step) for step in steps])
-
-    def read(self, step: int) -> list[dict[str, Any]]:
-        """Return the groups of a step, as `group_record` made them; without damaged ones. Empty where there is no file.
-
-        Raises CheckpointError: the file cannot be read.
-        """
-        path = self.path(step)
-        return durable.read_log(path, damaged=True) if path.exists() else []
+        durable.sync_files([self.path(step, suffix) for step in steps for suffix in (GROUPS, TOKENS)])
 
     def remove(self, step: int) -> None:
-        """Remove the file of a step, if it exists. Raises StorageError: the folder is a link."""
+        """Remove the files of a step, if they exist. Raises StorageError: the folder is a link."""
         durable.own_folder(self.folder)
-        self.path(step).unlink(missing_ok=True)
+        for suffix in (GROUPS, INDEX, TOKENS):
+            self.path(step, suffix).unlink(missing_ok=True)
 
 
 def steps_in_words(steps: Sequence[int]) -> str:

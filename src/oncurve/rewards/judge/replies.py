@@ -10,6 +10,7 @@ from typing import Any
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import RewardError
+from oncurve.durable import AppendLog, read_log
 from oncurve.processes.pool import Reply
 
 
@@ -32,8 +33,6 @@ class Replies(Closing):
 
     def keep_in(self, file: Path) -> None:
         """Take up the answers in `file`, if it exists, and append each new one. Raises StorageError."""
-        from oncurve.durable import AppendLog, read_log  # here: it imports torch, which workers must not
-
         for record in read_log(file, damaged=True) if file.exists() else ():
             if isinstance(record.get("key"), str) and isinstance(record.get("text"), str):
                 self._take(record["key"], record["text"], record.get("tokens"))

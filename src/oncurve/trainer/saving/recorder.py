@@ -51,8 +51,8 @@ class Recorder:
         self._files = RolloutFiles(directory)
         durable.own_folder(self._files.folder)
         self._kept = set(self._files.steps())
-        self._making: tuple[int, Future[bytes]] | None = None
-        self._waiting: dict[int, bytes] = {}
+        self._making: tuple[int, Future[dict[str, bytes]]] | None = None
+        self._waiting: dict[int, dict[str, bytes]] = {}
         self._unsynced: set[int] = set()
         self._remove({step for step in self._kept if step > state.step})
         self._retain(state.step)
@@ -82,7 +82,7 @@ class Recorder:
         except durable.StorageError:  # it will not pass: the last checkpoint is written without these groups
             self._waiting.clear()
             raise
-        while sum(map(len, self._waiting.values())) > MOST_WAITING_BYTES:
+        while sum(len(data) for files in self._waiting.values() for data in files.values()) > MOST_WAITING_BYTES:
             self._remove({min(self._waiting)})
             self.refusals.given_up += 1
 
@@ -160,5 +160,5 @@ class Recorder:
         self._unsynced -= steps
 
 
-def _content(step: int, pairs: Sequence[tuple[Group, Tensor | None]]) -> bytes:
+def _content(step: int, pairs: Sequence[tuple[Group, Tensor | None]]) -> dict[str, bytes]:
     return RolloutFiles.content({"step": step, **group_record(*pair)} for pair in pairs)

@@ -1,0 +1,151 @@
+"""The groups of a run: listed by an index, read one at a time, joined with the numbers of their tokens.
+
+Nothing here imports torch, so a process that only reads stays small.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from oncurve import durable
+from oncurve.report.rollouts import INDEX, TOKENS, RolloutFiles
+from oncurve.report.rows import Columns, members, packed, parsed, record_at, rows_of
+from oncurve.report.tokens import TokenFile
+
+_MOST_CACHED_GROUPS = 200_000
+
+
+class RolloutIndex:
+    """The groups of a run, by step and by their number in the step, from 0. Everything that reads groups does it here.
+
+    Every step has a small index beside its groups. One that is missing, damaged or of another file is made again from
+    the groups, and written if the folder can be written to. So nothing here raises for what a killed run or a bad disk
+    has left: what cannot be read is not listed.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._files = RolloutFiles(run)
+        self._cached: dict[int, tuple[int, Columns, list[str]]] = {}
+
+    def steps(self) -> tuple[int, ...]:
+        """Return the steps whose groups are there, ascending."""
+        return self._files.steps()
+
+    def rows(self, step: int, places: Iterable[int] | None = None) -> list[dict[str, Any]]:
+        """Return one JSON-able row per group of a step: of all groups in order, or of those at `places` in `columns`.
+
+        group       its number in the step; damaged groups have none
+        prompt_id   of the prompt's row in the data     prompt     the first 120 characters of the prompt
+        mean        of the rewards                      spread     their standard deviation (n - 1)
+        right       completions that the verifier finds right; null where no reward is a verifier
+        truncated   completions cut off at the limit    invalid    completions without a usable reward
+        largest     the largest |advantage|             length     mean tokens per completion
+        size        completions
+        offset, bytes   the place of the gzip member that holds the group      line   its line there, from 0
+
+        `mean` and `spread` are null where nothing has a reward, `largest` where nothing has an advantage. Empty where
+        the step is not there.
+        """
+        columns, prompts = self._index(step)
+        chosen = range(len(prompts)) if places is None else list(places)
+        found = {name: values[np.asarray(chosen, dtype="i8")].tolist() for name, values in columns.items()}
+        found["prompt"] = [prompts[place] for place in chosen]
+        rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+        for row in rows:
+            row["right"] = None if row["right"] < 0 else row["right"]
+            row |= {name: None for name in ("mean", "spread", "largest") if math.isnan(row[name])}
+        return rows
+
+    def columns(self, step: int) -> Columns:
+        """Return the numbers of `rows` as arrays `(groups,)` by name, to sort and filter 100,000 groups quickly.
+
+        NaN stands for null, in `right` -1.
+        """
+        return self._index(step)[0]
+
+    def prompts(self, step: int) -> list[str]:
+        """Return the first 120 characters of each group's prompt, in the order of `columns`."""
+        return self._index(step)[1]
+
+    def group(self, step: int, number: int) -> dict[str, Any]:
+        """Return a group as `group_record` made it, joined with the numbers of its tokens.
+
+        Each completion has, one value per token, as far as they were recorded:
+
+        logprobs     of the policy that sampled        before   of the policy that the updates began with; not there:
+        after        of the policy after the step               it is the policy that sampled
+        entropy      of the next-token distribution of the policy that the updates began with, in nats
+        kl           the k3 estimate of that policy's distance from the reference, in nats
+        advantages   also where all tokens have the same
+        trained      false where the policy did not write the token; not there: it wrote all
+        pieces       the token's text, special tokens by name; a character that is spread over tokens belongs to the
+                     last of them
+
+        A number is null where it is not known. Raises KeyError: there is no such group, or it is damaged.
+        """
+        columns = self.columns(step)
+        for place in np.flatnonzero(columns["group"] == number).tolist():
+            offset, size, line = (int(columns[name][place]) for name in ("offset", "bytes", "line"))
+            found = record_at(self._lines(step, offset, size), line)
+            if found is not None:
+                return TokenFile(self._files.path(step, TOKENS)).join(found, number)
+        raise KeyError(f"step {step} has no group {number}")
+
+    def groups(self, step: int) -> Iterator[dict[str, Any]]:
+        """Return the groups of a step in order, as `group_record` made them; some 64 KiB of text are in memory at a
+        time.
+        """
+        columns = self.columns(step)
+        before, lines = -1, list[bytes]()
+        for offset, size, line in zip(*(columns[name].tolist() for name in ("offset", "bytes", "line")), strict=True):
+            if offset != before:
+                before, lines = offset, self._lines(step, offset, size)
+            found = record_at(lines, line)
+            if found is not None:
+                yield found
+
+    def prompt(self, prompt_id: int) -> list[tuple[int, int]]:
+        """Return (step, group) of each group of this prompt, in order: the same prompt over time."""
+        found = []
+        for step in self.steps():
+            columns = self.columns(step)
+            found += [(step, number) for number in columns["group"][columns["prompt_id"] == prompt_id].tolist()]
+        return found
+
+    def _index(self, step: int) -> tuple[Columns, list[str]]:
+        """Return columns and prompts of a step; empty where it is not there."""
+        path, beside = self._files.path(step), self._files.path(step, INDEX)
+        try:
+            source = path.stat().st_size
+        except OSError:
+            return parsed(packed(0, []), 0)
+        if step not in self._cached or self._cached[step][0] != source:
+            try:
+                found = parsed(beside.read_bytes(), source)
+            except (OSError, EOFError, KeyError, ValueError, zlib.error, SafetensorError):
+                content = packed(source, rows_of(path))
+                with suppress(durable.StorageError):  # a folder that cannot be written to is read all the same
+                    durable.write_file(beside, content, sync=False)
+                found = parsed(content, source)
+            while self._cached and sum(len(each[2]) for each in self._cached.values()) > _MOST_CACHED_GROUPS:
+                del self._cached[next(iter(self._cached))]
+            self._cached[step] = source, *found
+        return self._cached[step][1:]
+
+    def _lines(self, step: int, offset: int, size: int) -> list[bytes]:
+        """Return the lines of the gzip member at a place; of a damaged one those that can be had."""
+        try:
+            with open(self._files.path(step), "rb") as file:
+                file.seek(offset)
+                return gzip.decompress(file.read(size)).split(b"\n")
+        except (OSError, EOFError, zlib.error):
+            return next((text.split(b"\n")[:-1] for _, _, text in members(self._files.path(step), offset)), [])
