@@ -1,5 +1,22 @@
-"""Every number that a run logs: declared with its reduction, formula and advice, and accumulated as (sum, count)."""
+"""Every number that a run logs: declared with its reduction, formula and advice, and accumulated as (sum, count).
 
-from oncurve.metrics.accumulator import Metrics as Metrics
-from oncurve.metrics.metric import METRICS as METRICS, Metric as Metric, Reduction as Reduction, declared as declared
-from oncurve.metrics.numbers import share as share, short as short
+Loaded lazily: the declarations need no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncurve.base.lazy import lazily
+
+if TYPE_CHECKING:
+    from oncurve.metrics.accumulator import Metrics as Metrics
+    from oncurve.metrics.metric import (
+        METRICS as METRICS,
+        Metric as Metric,
+        Reduction as Reduction,
+        declared as declared,
+    )
+    from oncurve.metrics.numbers import share as share, short as short
+
+__getattr__, __all__ = lazily(__name__)

@@ -16,9 +16,8 @@ from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.view.application import application as application
-    from oncurve.view.command import view as view
-    from oncurve.view.export import write_copy as write_copy
+    from oncurve.view.command import copy_runs as copy_runs, view as view
     from oncurve.view.library import Library as Library
-    from oncurve.view.pages import bundle as bundle, page as page
+    from oncurve.view.pages import FOLDER as FOLDER, bundle as bundle
 
 __getattr__, __all__ = lazily(__name__)

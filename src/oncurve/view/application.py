@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -19,16 +16,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oncurve.base.errors import OncurveError
 from oncurve.base.output import visible
-from oncurve.view.library import Library
+from oncurve.view.library import Library, encoded
 from oncurve.view.pages import POLICY, bundle, page, sheet
 
 OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d{1,5})?")
 """The names under which a browser on this machine, or at the other end of a tunnel, knows the server."""
 
-PAGES = {
-    "/": (lambda: page(), "text/html; charset=utf-8"),
-    "/view.js": (lambda: bundle(), "text/javascript; charset=utf-8"),
-    "/view.css": (lambda: sheet(), "text/css; charset=utf-8"),
+PAGES: Mapping[str, tuple[Callable[[], str], str]] = {
+    "/": (page, "text/html"),
+    "/view.js": (bundle, "text/javascript"),
+    "/view.css": (sheet, "text/css"),
 }
 """What is given without the key: it is the same for every run, and holds nothing of one."""
 
@@ -103,22 +100,6 @@ class Guard:
         if not secrets.compare_digest(given, self._key):
             return "the key is missing or of an earlier server: open the address that `oncurve view` printed"
         return None
-
-
-def encoded(value: Any) -> bytes:
-    """Return JSON that every browser reads: no NaN, and half a character as an escape."""
-    try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
-    except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _refusal(status: int, reason: str) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import sys
@@ -12,9 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from oncurve.base.errors import ConfigError, RunDirectoryError
+from oncurve.base.errors import ConfigError, RunDirectoryError, shown
 from oncurve.base.output import say
 from oncurve.base.paths import usable_path
+from oncurve.view.export import write_copy
+from oncurve.view.library import Library
 
 PORT = 8765
 """The first port that is tried; the next free one is taken where none is named."""
@@ -26,13 +29,11 @@ def view(folder: Path, port: int | None, browser: bool) -> None:
     Raises ConfigError: the extra is not installed, the port is taken. RunDirectoryError: there is no such folder.
     """
     try:
-        import starlette  # noqa: F401 - asked for before anything is opened
         import uvicorn
+
+        from oncurve.view.application import application
     except ImportError as error:
         raise ConfigError("oncurve view needs its extra: pip install oncurve[view]") from error
-    from oncurve.view.application import application
-    from oncurve.view.library import Library
-
     key = secrets.token_urlsafe(24)
     with _listening(port) as listening:
         number = listening.getsockname()[1]
@@ -52,6 +53,23 @@ def view(folder: Path, port: int | None, browser: bool) -> None:
         sys.stdout.flush()
         with _opened(address if browser else None):
             uvicorn.Server(settings).run(sockets=[listening])
+
+
+def copy_runs(folder: Path, out: Path, steps: str | None) -> Path:
+    """Write a copy of the runs in and below `folder` that opens without a server; returns its page.
+
+    steps   "1,10,20-25"; None: the first and the last that each run has kept
+    Raises ConfigError: they are no such numbers, or `out` has files. RunDirectoryError, StorageError.
+    """
+    chosen = None if steps is None else [step for part in steps.split(",") for step in _steps(part)]
+    return write_copy(Library(existing(folder)), usable_path(out, "--export"), chosen)
+
+
+def _steps(part: str) -> range:
+    match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
+    if match is None:
+        raise ConfigError(f"--steps: expected numbers and ranges like 1,10,20-25, got {shown(part)}")
+    return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
 def existing(folder: Path) -> Path:

@@ -11,8 +11,7 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.base.errors import ConfigError, OncurveError
-from oncurve.view.application import encoded
-from oncurve.view.library import MOST_ROWS, Library
+from oncurve.view.library import MOST_ROWS, Library, encoded
 from oncurve.view.pages import page
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import math
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from oncurve import durable
 from oncurve.base.errors import OncurveError, RunDirectoryError
 from oncurve.metrics import METRICS
 from oncurve.report import RolloutIndex, read_run
-from oncurve.run import find_runs, flat, list_runs
+from oncurve.run import find_runs, list_runs
 
 FILES = ("config.toml", "environment.json", "evaluation.json", "metrics.jsonl")
 FOLDERS = ("rollouts",)
@@ -73,12 +75,10 @@ class Library:
         ask = self._questions[question]
         numbers = {"offset", "step", "group", "prompt", "start", "count", "falling"}
         values = {name: int(value) if name in numbers else value for name, value in arguments.items()}
-        code = ask.__func__.__code__  # type: ignore[attr-defined]  # a bound method
-        if unknown := values.keys() - set(code.co_varnames[1 : code.co_argcount]):
-            raise ValueError(f"no argument {min(unknown)}")
-        needed = code.co_varnames[1 : code.co_argcount - len(ask.__defaults__ or ())]  # type: ignore[attr-defined]
-        if missing := set(needed) - values.keys():
-            raise ValueError(f"{min(missing)} is missing")
+        try:
+            inspect.signature(ask).bind(**values)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
         return ask(**values)
 
     def names(self) -> dict[str, Path]:
@@ -112,12 +112,11 @@ class Library:
         """Return what a run is: settings, environment, evaluation, kept steps, damage."""
         path = self._path(run)
         record = read_run(path)
-        tables = {key: value for key, value in (record.config or {}).items() if isinstance(value, (dict, list))}
         return {
             "run": run,
             **_row(path),
             "folder": str(path),
-            "settings": {key: value for key, value in flat(tables)} if tables else {},
+            "settings": dict(_flat(record.config or {})),
             "text": record.config_text,
             "environment": record.environment,
             "evaluation": record.evaluation,
@@ -231,6 +230,16 @@ class Library:
         return "-".join(found)
 
 
+def _flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Return the settings of nested tables by dotted key: `rewards.0.weight`."""
+    tables = isinstance(value, list) and any(isinstance(item, dict) for item in value)
+    if not isinstance(value, dict) and not tables:
+        yield place, value if isinstance(value, (str, int, float, list)) else str(value)
+        return
+    for key, inner in enumerate(value) if tables else value.items():
+        yield from _flat(inner, f"{place}.{key}" if place else str(key))
+
+
 def _row(path: Path) -> dict[str, Any]:
     """Return a run's state, steps, last reward and accuracy; the accuracy with its interval where that is known."""
     (listed,) = list_runs(path)
@@ -267,7 +276,25 @@ def _numbers(line: bytes) -> dict[str, float] | None:
 def _doctored(path: Path) -> Any:
     command = [sys.executable, "-m", "oncurve", "doctor", str(path), "--json"]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=DOCTOR_SECONDS, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=DOCTOR_SECONDS, check=False
+        )
         return json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
         raise OncurveError(f"the doctor did not answer for {path}") from error
+
+
+def encoded(value: Any) -> bytes:
+    """Return JSON that every browser reads: no NaN, and half a character as an escape."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value

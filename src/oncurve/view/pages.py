@@ -28,7 +28,7 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
 )
 
-_BEGIN = r"(?:^|(?<=[;}]))"  # of a statement, in files that are minified, too
+_BEGIN = r"(?:^|(?<=[;}]))"  # of a statement, in minified files, too
 _IMPORT = re.compile(_BEGIN + r"""import\s*(\{[^}]*\}|[\w$]+)\s*from\s*["']([^"']+)["'];?""", re.M)
 _NAMED = re.compile(_BEGIN + r"""export\s*\{([^}]*)\}(?:\s*from\s*["']([^"']+)["'])?;?""", re.M)
 _DEFAULT = re.compile(_BEGIN + r"export default ", re.M)
@@ -43,15 +43,17 @@ def bundle() -> str:
     parts = ["'use strict';const $modules={};"]
     for name, file in files.items():
         source = (FOLDER / ("vendor" if name in VENDORED else "") / file).read_text(encoding="utf-8")
-        parts.append(f"$modules[{name!r}]=(()=>{{const $out={{}};\n{_as_function(source)}\nreturn $out}})();")
+        parts.append(
+            f"$modules[{name!r}]=(()=>{{const $out={{}};\n{_as_function(source, name in VENDORED)}\nreturn $out}})();"
+        )
     return "\n".join(parts)
 
 
-def _as_function(source: str) -> str:
+def _as_function(source: str, vendored: bool) -> str:
     """Return a module's source as the body of a function that fills `$out` with what it exports."""
     source = re.sub(r"^//# sourceMappingURL=.*$", "", source, flags=re.M)
-    declared: list[str] = _DECLARED.findall(source)
-    source = _DECLARED.sub("", source)
+    declared: list[str] = [] if vendored else _DECLARED.findall(source)  # libraries have such lines in comments
+    source = source if vendored else _DECLARED.sub("", source)
     source = _DEFAULT.sub("$out.default=", source)
     source = _IMPORT.sub(lambda found: _taken(found[1], found[2]), source)
     source = _NAMED.sub(lambda found: _given(found[1], found[2]), source)

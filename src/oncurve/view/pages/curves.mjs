@@ -101,9 +101,10 @@ export function Chart({ title, about, lines, view, wide }) {
   };
   useEffect(() => {
     if (!near || box.current === null || !length) return undefined;
-    const plot = plotted(box.current, lines, view, say);
-    const resized = new ResizeObserver(() => plot.setSize({ width: Math.max(120, box.current.clientWidth), height: HEIGHT }));
-    resized.observe(box.current);
+    const frame = box.current;
+    const plot = plotted(frame, lines, view, say);
+    const resized = new ResizeObserver(() => plot.setSize({ width: Math.max(120, frame.clientWidth), height: HEIGHT }));
+    resized.observe(frame);
     return () => {
       resized.disconnect();
       plot.destroy();

@@ -42,8 +42,8 @@ export const ENDINGS = {
   turns: "most turns reached",
   environment: "ended by the environment",
   template: "the template cannot go on",
-  parse: "a call did not parse",
   budget: "token budget spent",
+  fault: "the environment failed",
 };
 
 // Whether an element is or was near the window: what is far away is drawn when it comes.
