@@ -53,7 +53,7 @@ function plotted(place, lines, { log, smooth }, say) {
   const data = [steps];
   lines.forEach((line, place) => {
     const stroke = colour(`--line${place % 6}`);
-    const dash = DASHES[Math.floor(place / 1) % DASHES.length];
+    const dash = DASHES[place % DASHES.length];
     const points = { show: steps.length <= 25, size: 5 };
     if (smooth) {
       series.push({ stroke: `${stroke}55`, width: 1, points: { show: false }, spanGaps: true });

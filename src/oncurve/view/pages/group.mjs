@@ -63,9 +63,9 @@ function Completion({ item, completion, largest, view, target }) {
   const parts = Object.entries(item.parts ?? {});
   const extras = Object.entries(item.extras ?? {});
   const share = Math.min(50, (50 * Math.abs(advantage ?? 0)) / largest);
-  const name = `completion ${completion + 1}`;
+  const name = `completion ${completion}`;
   return html`<article class=${`completion ${side}`} id=${`completion-${completion}`} aria-label=${name}>
-    <header class="head"><div class="numbers"><span><a href=${target(completion)}>#${completion + 1}</a> reward <b>${item.reward === null || item.reward === undefined ? "none" : short(item.reward)}</b></span>
+    <header class="head"><div class="numbers"><span><a href=${target(completion)}>#${completion}</a> reward <b>${item.reward === null || item.reward === undefined ? "none" : short(item.reward)}</b></span>
       <span>advantage <b>${advantage === null ? "none" : signed(advantage)}</b></span></div>
       <div class="bar" aria-hidden="true"><i style=${{ width: `${share}%`, [advantage > 0 ? "left" : "right"]: "50%" }}></i></div></header>
     ${item.fault && html`<p class="fault">${visible(item.fault)}</p>`}
@@ -124,9 +124,9 @@ export function Group({ run, step, group, completion, token }) {
   const largest = row.largest || 1;
   const view = { id, scale, figures };
   const constant = row.spread === 0 && !row.largest;
-  return html`<h1>Group ${group + 1} <span class="dim">of step ${step}</span></h1>
-    <p class="steps">${found.previous !== null && html`<a href=${href(run, step, found.previous)} rel="prev">← group ${found.previous + 1}</a>`}
-      ${found.next !== null && html`<a href=${href(run, step, found.next)} rel="next">group ${found.next + 1} →</a>`}</p>
+  return html`<h1>Group ${group} <span class="dim">of step ${step}</span></h1>
+    <p class="steps">${found.previous !== null && html`<a href=${href(run, step, found.previous)} rel="prev">← group ${found.previous}</a>`}
+      ${found.next !== null && html`<a href=${href(run, step, found.next)} rel="next">group ${found.next} →</a>`}</p>
     <p class="lead">${row.mean === null ? "No completion has a reward." : constant ? `All rewards are ${short(row.mean)}: every advantage is 0, and this group teaches nothing.`
       : `Mean reward ${short(row.mean)}, standard deviation ${short(row.spread)}${row.right === null ? "" : `, ${row.right} of ${row.size} right`}.`}</p>
     <${Prompt} prompt=${found.prompt} run=${run} />
@@ -138,5 +138,5 @@ export function Group({ run, step, group, completion, token }) {
     ${items.some((item) => item.pieces) ? html`<${Legend} id=${id} scale=${scale} />` : html`<p class="dim">The texts of single tokens were not recorded in this run.</p>`}
     <div class=${`completions ${layout}`}>${ordered(items, order).map((place) => html`<${Completion} key=${place} item=${items[place]} completion=${place}
       largest=${largest} view=${view} target=${(number) => href(run, step, group, number)} />`)}</div>
-    <${Readout} items=${items} id=${id} />`;
+    ${items.some((item) => item.pieces) && html`<${Readout} items=${items} id=${id} />`}`;
 }

@@ -55,7 +55,7 @@ function useRows(of, how, stamp) {
 
 function Cell({ row, column, target }) {
   if (column === "prompt") return html`<a href=${target} data-row>${visible(row.prompt) || "(empty)"}</a>`;
-  if (column === "group") return row.group + 1;
+  if (column === "group") return row.group;
   if (column === "right") return row.right === null ? "–" : `${row.right}/${row.size}`;
   return short(row[column]);
 }

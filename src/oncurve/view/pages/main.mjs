@@ -20,7 +20,7 @@ function above({ page, run, step, group, prompt, runs }) {
   if (page === "compare") found.push([`compare ${runs.length}`, null]);
   if (run) found.push([run, href(run)]);
   if (step !== null && step !== undefined) found.push([`step ${step}`, href(run, step)]);
-  if (group !== null && group !== undefined) found.push([`group ${group + 1}`, null]);
+  if (group !== null && group !== undefined) found.push([`group ${group}`, null]);
   if (page === "prompt") found.push([`prompt ${prompt}`, null]);
   return found;
 }

@@ -133,6 +133,6 @@ export function Readout({ items, id }) {
   const sampled = at(item.logprobs, place);
   if (sampled !== null && item.before) rows.push(["sampler's", short(Math.exp(sampled))]);
   return html`<aside class="readout" aria-label="Numbers of a token" aria-live="polite"><code>${visible(JSON.stringify(item.pieces[place]))}</code>
-    <span class="dim">token ${place + 1} of ${item.ids.length}, id ${item.ids[place]}${item.trained?.[place] === false ? ", context: not trained" : ""}</span>
+    <span class="dim">token ${place} of ${item.ids.length}, id ${item.ids[place]}${item.trained?.[place] === false ? ", context: not trained" : ""}</span>
     ${rows.map(([name, value]) => html`<span class=${name === MEASURES[id].name ? "chosen" : ""} key=${name}>${name} <b>${value}</b></span>`)}</aside>`;
 }
