@@ -30,7 +30,7 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
 
     T is the longest completion (`pad_length`, where it is given). `loss_mask` is on for every token that the policy
     wrote (`Completion.trained`), except in completions without a valid score and, with `mask_truncated`, in those that
-    `ended == "length"`: these stay in the group's statistics, but are not trained. Recorded log-probs and rewards are
+    are `truncated`: these stay in the group's statistics, but are not trained. Recorded log-probs and rewards are
     kept in float64, exactly as recorded; a batch with a completion that was given has no recorded log-probs. Step
     rewards are carried where any score has them; `token_rewards` are made of both. Single rewards are carried where
     their weights are known.
@@ -49,7 +49,7 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
     if int(lengths.max()) > width:
         raise ValueError(f"pad_length {pad_length} is shorter than a completion of {int(lengths.max())} tokens")
     valid = torch.tensor([score.valid for _, score in rows])
-    truncated = torch.tensor([completion.ended == "length" for completion in completions])
+    truncated = torch.tensor([completion.truncated for completion in completions])
     trained = valid & ~truncated if mask_truncated else valid
     given = any(completion.ended == "given" for completion in completions)
     steps: dict[str, Tensor] = {}

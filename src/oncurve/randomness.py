@@ -32,6 +32,7 @@ _TOKENS = 1
 _SHUFFLES = 2
 _ROUNDINGS = 3
 _WEIGHTS = 4
+_EPISODES = 5
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
@@ -85,6 +86,11 @@ def uniform(seed: int, draw: int, prompt_ids: Tensor, sample_index: Tensor, posi
     position                   (n,) int64 or one int: the token's index t in its completion
     """
     return uniform_at(row_keys(seed, draw, prompt_ids, sample_index), position)
+
+
+def episode_seed(seed: int, draw: int, prompt_id: int, sample_index: int, turn: int) -> int:
+    """Return the seed, 0 to 2⁶³ - 1, of an environment's randomness in one turn of an episode."""
+    return int(_start(_EPISODES, seed, draw, prompt_id, sample_index, turn)) % 2**63
 
 
 def permutation(seed: int, epoch: int, n: int) -> Tensor:

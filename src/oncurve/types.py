@@ -11,6 +11,9 @@ The glossary (CONTRIBUTING.md has the same one):
                             has its own reward
     update                  one step of the optimizer, on one minibatch
     rollout                 sampling the groups of one step; a rollout engine does it
+    episode                 a completion of several turns: the policy's own, and the replies of an environment between
+                            them, which are context
+    turn                    a span of a completion that one speaker wrote
     continuation            a completion sampled from the end of a reasoning step, to estimate whether that step is
                             right
     policy version          the number of updates of the weights that sampled a completion
@@ -54,7 +57,13 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
-Ending = Literal["eos", "stop", "length", "given"]
+Ending = Literal["eos", "stop", "length", "given", "turns", "environment", "template", "budget", "fault"]
+"""How a completion ended: by an end token or a stop string; cut off at the limit; a demonstration. An episode also by
+`environment.max_turns`; by its environment; by a chat template that does not go on from what was sampled; by a reply
+that would pass `rollout.max_new_tokens`; by a fault of its environment."""
+
+CUT_OFF = ("length", "budget")
+"""The endings of truncated completions."""
 
 Messages = str | tuple[Mapping[str, Any], ...]
 """A prompt or a completion: text, or the messages of a chat."""
@@ -67,6 +76,8 @@ class Prompt:
     `id` is the row's number in its data source: a part of the randomness key, stable over epochs and restarts.
     `columns` are the row's other columns and reach the reward by name; `messages` is the chat, if it was one.
     `teacher_ids` are its tokens as a teacher reads it; None: as the policy does.
+    `limit` is the most tokens of a completion of this prompt; None: as the sampling has it.
+    `row_ids` are the tokens that its row of the data has made, where an environment has added to these; None: `ids`.
     """
 
     id: int
@@ -75,6 +86,22 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Mapping[str, Any], ...] | None = None
     teacher_ids: tuple[int, ...] | None = None
+    limit: int | None = None
+    row_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The tokens `start` to `end` (exclusive) of an episode, written by one `role`: "assistant" is the policy.
+
+    `reward` is the environment's for what the policy wrote in this turn; None: it gave none.
+    """
+
+    role: str
+    start: int
+    end: int
+    text: str
+    reward: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +113,10 @@ class Completion:
     data, a demonstration, which no sampler has written: it has no `logprobs`.
     `trained[t]` False: the policy did not write this token (a tool did); the policy reads it and is not trained on it,
     and its entry in `logprobs` has no meaning (0 by convention). None: the policy wrote all tokens.
+
+    Of an episode: its `turns`, the same as chat `messages`, the environment's `outcome` for the whole (None: it gave
+    none), the `fault` that keeps it out of training, and its `environment` at the end, pickled or the object itself,
+    where a reward function takes it.
     """
 
     ids: tuple[int, ...]
@@ -95,6 +126,16 @@ class Completion:
     sample_index: int
     policy_version: int
     trained: tuple[bool, ...] | None = None
+    turns: tuple[Turn, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    outcome: float | None = None
+    fault: str | None = None
+    environment: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def truncated(self) -> bool:
+        """Return whether it was cut off at the limit."""
+        return self.ended in CUT_OFF
 
 
 @dataclass(frozen=True)

@@ -55,11 +55,12 @@ def test_what_ranks_cannot_do_is_refused_by_name(command, words: str) -> None:
     refused(command("train", "recipe.toml", "cluster.kind=host", *given, "--out", "out"), *REFUSED[words])
 
 
+EPISODES = [f"environment.kind={Path(__file__).parents[1] / 'fakes' / 'episodes.py'}:Guess"]
 WORKERS = [*HOST, "cluster.shard_groups=2", "data.prompts_per_step=6"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["lora.rank=4"]], ids=["whole", "lora"])
+@pytest.mark.parametrize("more", [[], ["lora.rank=4"], EPISODES], ids=["whole", "lora", "episodes"])
 def test_a_run_whose_rollouts_have_one_two_and_four_workers_is_the_run_of_one_process(
     project: Path, more: list[str]
 ) -> None:
@@ -184,12 +185,13 @@ LAGGED = [
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", [[], EPISODES], ids=["whole", "episodes"])
 def test_a_run_with_a_lag_has_the_same_bits_after_stops_with_other_processes_and_when_it_is_made_longer(
-    project: Path,
+    project: Path, more: list[str]
 ) -> None:
-    finish("train", "recipe.toml", *LAGGED, "--out", "one")
+    finish("train", "recipe.toml", *LAGGED, *more, "--out", "one")
     out = project / "two"
-    arguments = ["train", "recipe.toml", *LAGGED, "run.steps=6", "cluster.rollout_workers=2", "--out", "two"]
+    arguments = ["train", "recipe.toml", *LAGGED, *more, "run.steps=6", "cluster.rollout_workers=2", "--out", "two"]
     for number, again in (
         (signal.SIGKILL, ["cluster.learner_ranks=2"]),
         (signal.SIGINT, ["cluster.rollout_workers=3", "cluster.learner_ranks=1"]),

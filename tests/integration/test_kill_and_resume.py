@@ -18,13 +18,14 @@ import pytest
 from fakes.killed_runs import QUIET, compare, finish
 from oncurve import durable
 from oncurve.config.layers import RECIPES
-from oncurve.report import RolloutFiles
+from oncurve.report import RolloutIndex
 from oncurve.tasks import KINDS as TASKS
 
 KILLS = int(os.environ.get("ONCURVE_KILLS", "8"))
 STEPS_PER_KILL = 4
 
 
+GAMES = Path(__file__).parents[1] / "fakes" / "episodes.py"
 VARIANTS = {
     "float32": ["model.dtype=float32"],
     "bfloat16": ["model.dtype=bfloat16"],
@@ -60,6 +61,12 @@ VARIANTS = {
         "advantage.kind=process",
         "rewards=[{kind='task_steps'}]",
         "rollouts.keep=every 3",
+    ],
+    "episodes": [
+        "model.dtype=float32",
+        f"environment.kind={GAMES}:Guess",
+        "environment.processes=2",
+        "advantage.kind=process",
     ],
 }
 
@@ -163,8 +170,8 @@ def each_source_gives_its_share(out: Path, folder: Path) -> None:
         for name in SOURCES
         for line in (folder / f"{name}.jsonl").read_text().splitlines()
     }
-    files = RolloutFiles(out)
-    groups = [group for step in files.steps() for group in files.read(step)]
+    files = RolloutIndex(out)
+    groups = [group for step in files.steps() for group in files.groups(step)]
     counts = Counter(of[group["prompt"]["text"]] for group in groups)
     for name, weight in (("one", 3), ("two", 1), ("three", 0.5)):
         assert abs(counts[name] - len(groups) * weight / 4.5) <= 6, counts
@@ -174,8 +181,8 @@ def no_group_twice_and_none_lost(out: Path) -> None:
     """Every group that was sampled was trained on or left out in one step, or waits in the last checkpoint."""
     every = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in every if line["step"]]  # step 0 is the evaluation before training
-    files = RolloutFiles(out)
-    groups = [group for step in files.steps() for group in files.read(step)]
+    files = RolloutIndex(out)
+    groups = [group for step in files.steps() for group in files.groups(step)]
     names = [(group["draw"], group["prompt"]["id"], group["completions"][0]["sample_index"]) for group in groups]
     assert len(names) == len(set(names)) == sum(line["groups/sampled"] for line in lines) - lines[-1]["groups/surplus"]
     trained = [group for group in groups if group["completions"][0]["advantage"] is not None]

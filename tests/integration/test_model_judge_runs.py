@@ -10,7 +10,7 @@ import pytest
 
 from fakes.chat_server import ChatServer, Says
 from fakes.project import RECIPE, Said
-from oncurve.report import RolloutFiles
+from oncurve.report import RolloutIndex
 
 Command = Callable[..., Said]
 
@@ -57,7 +57,7 @@ def test_a_limit_ends_the_run_in_order_and_the_resumed_run_is_the_unbroken_one(
     assert len(set(server.messages)) == first  # nothing was paid for twice
     name = "checkpoints/step-000003/learner.safetensors"
     assert Path("out", name).read_bytes() == Path("whole", name).read_bytes()
-    assert "grader" in str(RolloutFiles(Path("out")).read(1))
+    assert "grader" in str(list(RolloutIndex(Path("out")).groups(1)))
 
 
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])

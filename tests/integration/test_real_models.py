@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oncurve.config.layers import RECIPES
-from oncurve.report import RolloutFiles
+from oncurve.report import RolloutIndex
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def oncurve(*arguments: str) -> str:
 
 
 def groups_of(out: Path, step: int) -> list[dict]:
-    return RolloutFiles(out).read(step)
+    return list(RolloutIndex(out).groups(step))
 
 
 def reference_loss(network: torch.nn.Module, groups: list[dict]) -> float:

@@ -126,7 +126,8 @@ def merge(layers: Sequence[Layer], schema: Schema[Any] = RUN) -> dict[str, Any]:
     tables: dict[str, Any] = {}
     for layer in layers:
         _drop_rivals(tables, layer)
-        for path, value in sorted(layer.assignments, key=lambda assignment: assignment[0][1:] != ("kind",)):
+        told = [each for path, value in layer.assignments for each in _code_as_path(path, value, schema)]
+        for path, value in sorted(told, key=lambda assignment: assignment[0][1:] != ("kind",)):
             try:
                 _assign(tables, path, value, schema)
             except ConfigError as error:
@@ -134,11 +135,25 @@ def merge(layers: Sequence[Layer], schema: Schema[Any] = RUN) -> dict[str, Any]:
     return tables
 
 
+def _code_as_path(
+    path: tuple[str | int, ...], value: Any, schema: Schema[Any]
+) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield an assignment; two in place of a `kind` that is a path to code, where that code runs in workers alone."""
+    section = schema.sections.get(str(path[0]))
+    if section is None or section.path_kind is None or path[1:] != ("kind",) or ":" not in str(value):
+        yield path, value
+    else:
+        yield path, section.path_kind
+        yield (path[0], "path"), value
+
+
 TABLES = {
     ("data", "chat_template_kwargs"),
     ("data", "columns"),
     ("sft", "columns"),
     ("advantage", "base"),
+    ("environment", "path"),
+    ("environment", "settings"),
     ("rewards", "kwargs"),
 }
 """Settings that are tables, so that a third part of a key changes one entry: `data.chat_template_kwargs.x=1`."""

@@ -24,13 +24,15 @@ class Section:
 
     Without a `default` there is one component and nothing to choose: `kind` is no key of the section. `check` says what
     is wrong with a component, which may be a class of the user's; None: nothing. `meant` is the kind of a table that
-    has keys and no `kind`; None: the default.
+    has keys and no `kind`; None: the default. A `kind` that is a path to code means the kind `path_kind` with this
+    `path`, where that is set: its code is imported in workers alone.
     """
 
     kinds: Mapping[str, type[Component]]
     default: str | None = None
     check: Callable[[object], str | None] = lambda component: None
     meant: Callable[[Mapping[str, Any]], str | None] = lambda table: None
+    path_kind: str | None = None
 
     def kind_in(self, table: Any) -> Any:
         """Return the kind of a table: as it says, or else as its keys mean, or else the default."""

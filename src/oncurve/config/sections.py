@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, SerializeAsAny, SkipValidation
+from pydantic import AfterValidator, Field, SerializeAsAny, SkipValidation, model_validator
 from torch import Tensor
 
 from oncurve.advantages import ADVANTAGE_KINDS, DemonstrationAdvantage, GroupAdvantage, check_advantage, needs_of
@@ -20,6 +20,7 @@ from oncurve.components import Component, Inert, check_of, kind_of
 from oncurve.config.schema import Schema, Section, fixed
 from oncurve.config.warm_start import SftSettings
 from oncurve.data import DATA_KINDS, DataSettings, Files, check_data
+from oncurve.environments import ENVIRONMENT_KINDS, EnvironmentSettings, NoEnvironment, environment_meant
 from oncurve.learner import (
     CRITIC_KINDS,
     LEARNER_KINDS,
@@ -56,7 +57,7 @@ from oncurve.losses import (
 from oncurve.models.adapters import LoraSettings
 from oncurve.models.loading import ModelConfig
 from oncurve.reward_models import REWARD_MODEL_KINDS, IterativeSettings, NoRewardModel, RewardModelSettings
-from oncurve.rewards import RewardSettings
+from oncurve.rewards import EnvironmentReward, RewardSettings
 from oncurve.rollout import ENGINE_KINDS, EngineConfig, LocalEngine, Sampling
 from oncurve.tracking import TrackingSettings
 from oncurve.trainer import Advantage, RolloutsSettings
@@ -194,6 +195,7 @@ class RunConfig(Component):
     data: SerializeAsAny[DataSettings] = Files()
     rollout: Sampling = Sampling.model_validate({})
     engine: Annotated[EngineConfig, SkipValidation] = LocalEngine()
+    environment: SerializeAsAny[EnvironmentSettings | NoEnvironment] = NoEnvironment()
     rewards: tuple[SerializeAsAny[RewardSettings], ...] = ()
     advantage: Annotated[Advantage, SkipValidation] = GroupAdvantage()
     objective: Annotated[Objective, SkipValidation] = Clipped()
@@ -213,6 +215,15 @@ class RunConfig(Component):
     rollouts: RolloutsSettings = RolloutsSettings()
     eval: EvalSettings = EvalSettings()
     tracking: TrackingSettings = TrackingSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_environment_reward(cls, values: Any) -> Any:
+        """Add the environment's own reward, weight 1, where none of the rewards is that."""
+        environment, rewards = values.get("environment", NoEnvironment()), tuple(values.get("rewards", ()))
+        if not environment.present or any(reward.scores_turns for reward in rewards):
+            return values
+        return {**values, "rewards": (*rewards, EnvironmentReward(name=environment.title))}
 
     @property
     def token_weights(self) -> Aggregation:
@@ -349,6 +360,7 @@ SECTIONS: dict[str, Section] = {
     "lora": fixed(LoraSettings),
     "data": Section(DATA_KINDS, "files", check_data),
     "rollout": fixed(Sampling),
+    "environment": Section(ENVIRONMENT_KINDS, "none", meant=environment_meant, path_kind="tools"),
     "engine": Section(ENGINE_KINDS, "local", check_of("engine", ("build", "exact"), ("exact",))),
     "advantage": Section(ADVANTAGE_KINDS, "grpo", check_advantage),
     "objective": Section(OBJECTIVE_KINDS, "clipped", check_objective),

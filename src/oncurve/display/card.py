@@ -16,17 +16,19 @@ from oncurve.metrics import share, short
 
 FIELDS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("completions/length", "length", partial(short, zeros=True)),
+    ("turns/mean", "turns", partial(short, zeros=True)),
     ("policy/kl", "KL", partial(short, zeros=True)),
     ("policy/entropy", "entropy", partial(short, zeros=True)),
     ("groups/constant", "constant groups", share),
     ("tokens/per_second", "tokens/s", short),
     ("completions/truncated", "cut off", share),
+    ("tools/errors", "tool errors", short),
     ("completions/invalid", "invalid", short),
     ("optim/updates_skipped", "updates skipped", short),
 )
 """What a step shows after the reward: a metric, its label, how its value is written."""
 
-TROUBLE = frozenset({"completions/truncated", "completions/invalid", "optim/updates_skipped"})
+TROUBLE = frozenset({"completions/truncated", "tools/errors", "completions/invalid", "optim/updates_skipped"})
 """Those that are shown only above 0."""
 
 _FIRST: tuple[tuple[str, str, Callable[[float], str]], ...] = (

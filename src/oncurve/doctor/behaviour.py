@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from oncurve.doctor.case import MOST, Case
+from oncurve.doctor.case import MOST, Case, such_as
 from oncurve.doctor.rule import Rule
 
 SHRUNK, GREW = 0.25, 2.0
@@ -71,11 +71,12 @@ def _one_text(case: Case) -> str | None:
     if len(samples) < LEAST_SAMPLES or statistics.fmean(sample.length for sample in samples) < LEAST_LENGTH:
         return None
     text, count = Counter(sample.text for sample in samples).most_common(1)[0]
-    prompts = sum(any(sample.text == text for sample in group.samples) for group in case.groups)
-    if count < SAME_TEXT * len(samples) or prompts < LEAST_PROMPTS:
+    having = [group for group in case.groups if any(sample.text == text for sample in group.samples)]
+    if count < SAME_TEXT * len(samples) or len(having) < LEAST_PROMPTS:
         return None
     shown = text if len(text) <= 40 else f"{text[:40]}…"
-    return f"{count} of the last {len(samples)} completions, over {prompts} prompts, are the same text: {shown!r}"
+    of = f"{count} of the last {len(samples)} completions, over {len(having)} prompts"
+    return f"{of}, are the same text: {shown!r}{such_as(having)}"
 
 
 def _one_part(case: Case) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,10 +41,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampledGroup:
-    """The completions of one prompt, and the other columns of its row."""
+    """The completions of one prompt, the other columns of its row, and where it is, with a link; "" where unknown."""
 
     samples: tuple[Sample, ...]
     columns: Mapping[str, Any] = field(default_factory=dict)
+    place: str = ""
 
     @classmethod
     def of(cls, group: Group) -> SampledGroup:
@@ -54,7 +55,7 @@ class SampledGroup:
         return cls(tuple(samples), group.prompt.columns)
 
     @classmethod
-    def read(cls, record: Mapping[str, Any]) -> SampledGroup:
+    def read(cls, record: Mapping[str, Any], place: str = "") -> SampledGroup:
         """Return the view of a group as `oncurve.report.group_record` has written it. Raises KeyError: it is another
         record.
 
@@ -64,7 +65,13 @@ class SampledGroup:
             Sample(item["text"], len(item["ids"]), item.get("reward"), item.get("parts", {}))
             for item in record["completions"]
         )
-        return cls(tuple(samples), record["prompt"].get("columns", {}))
+        return cls(tuple(samples), record["prompt"].get("columns", {}), place)
+
+
+def such_as(groups: Iterable[SampledGroup]) -> str:
+    """Return where the first of these groups is, as the end of a sentence; "" where that is not known."""
+    place = next((group.place for group in groups), "")
+    return place and f", as in {place}"
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,15 @@ from typing import Any
 
 from oncurve.doctor.behaviour import BEHAVIOUR_RULES
 from oncurve.doctor.case import LEAST_STEPS, OPENING, WINDOW, Case, Line, SampledGroup
+from oncurve.doctor.episodes import EPISODE_RULES
 from oncurve.doctor.resources import RESOURCE_RULES
 from oncurve.doctor.rule import Finding, Rule
 from oncurve.doctor.signal import SIGNAL_RULES
 from oncurve.doctor.updates import UPDATE_RULES
-from oncurve.report import RunRecord, read_run
+from oncurve.report import RunRecord, link, read_run
 from oncurve.types import Group
 
-RULES: tuple[Rule, ...] = (*UPDATE_RULES, *SIGNAL_RULES, *BEHAVIOUR_RULES, *RESOURCE_RULES)
+RULES: tuple[Rule, ...] = (*UPDATE_RULES, *EPISODE_RULES, *SIGNAL_RULES, *BEHAVIOUR_RULES, *RESOURCE_RULES)
 """In the order of precedence: an earlier rule of a family is the reason for the later ones."""
 
 FAMILIES = {rule.name: rule.families for rule in RULES}
@@ -176,8 +177,9 @@ def _last_groups(record: RunRecord) -> tuple[SampledGroup, ...]:
     last = int(record.metrics[-1].get("step", len(record.metrics)))
     for step in (step for step in record.steps if step > last - LEAST_STEPS):
         for group in record.groups(step):
+            place = link(record.directory.resolve().name, step, group["group"])
             try:
-                found.append(SampledGroup.read(group))
+                found.append(SampledGroup.read(group, f"step {step}, group {group['group']} ({place})"))
             except (KeyError, TypeError, AttributeError):
                 continue
     return tuple(found)

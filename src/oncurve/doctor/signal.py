@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from oncurve.doctor.case import MOST, Case, SampledGroup
+from oncurve.doctor.case import MOST, Case, SampledGroup, such_as
 from oncurve.doctor.rule import Rule
 from oncurve.report import answer_column, answer_of_row
 
@@ -61,7 +61,7 @@ def _unrecognised(case: Case) -> str | None:
         return None
     named = answer_column(case.settings)
     found = unrewarded = 0
-    shortest = 2
+    shortest, with_hits = 2, list[SampledGroup]()
     for group, scored in case.scored():
         answer = _right_answer(group, named)
         if answer is not None:
@@ -69,10 +69,12 @@ def _unrecognised(case: Case) -> str | None:
             hits = sum(ends_with(sample.text, answer) for sample in wrong)
             found, unrewarded = found + hits, unrewarded + len(wrong)
             shortest = min(shortest, len(answer)) if hits else shortest
+            with_hits += [group] if hits else []
     least = UNRECOGNISED if shortest > 1 else UNRECOGNISED_SHORT
     if found < LEAST_UNRECOGNISED or found < least * unrewarded:
         return None
-    return f"{found} of the last {unrewarded} completions without a reward end in the right answer"
+    last = f"{found} of the last {unrewarded} completions without a reward"
+    return f"{last} end in the right answer{such_as(with_hits)}"
 
 
 def _lowest(case: Case) -> bool:
@@ -96,13 +98,13 @@ def _right(case: Case, least: float) -> str | None:
 
 
 def _identical(case: Case) -> str | None:
-    groups = [group.samples for group in case.groups if len(group.samples) > 1]
+    groups = [group for group in case.groups if len(group.samples) > 1]
     if not groups or case.solved:
         return None
-    alike = sum(len({sample.text for sample in samples}) == 1 for samples in groups)
-    if alike < MOST * len(groups):
+    alike = [group for group in groups if len({sample.text for sample in group.samples}) == 1]
+    if len(alike) < MOST * len(groups):
         return None
-    return f"In {alike} of the last {len(groups)} groups all completions are the same text"
+    return f"In {len(alike)} of the last {len(groups)} groups all completions are the same text{such_as(alike)}"
 
 
 def _all_wrong(case: Case) -> str | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +16,6 @@ from oncurve.durable.guard import is_at
 
 _CHUNK_BYTES = 1 << 20
 _LONGEST_TAIL = 1 << 20
-_PIECE_BYTES = 1 << 12
 
 
 class AppendLog(Closing):
@@ -146,7 +143,7 @@ class AppendLog(Closing):
 
 
 def read_log(path: Path, damaged: bool = False) -> list[dict[str, Any]]:
-    """Return the records of an append log, or of a file of such lines that gzip has compressed (`.gz`).
+    """Return the records of an append log.
 
     A torn last line is left out. Raises CheckpointError, naming file and line; with `damaged` such a line is left out.
     """
@@ -155,8 +152,6 @@ def read_log(path: Path, damaged: bool = False) -> list[dict[str, Any]]:
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    if path.suffix == ".gz":
-        content = _decompressed(path, content, damaged)
     lines = content.split(b"\n")[:-1]
     for number, line in enumerate(lines, start=1):
         try:
@@ -169,20 +164,6 @@ def read_log(path: Path, damaged: bool = False) -> list[dict[str, Any]]:
         else:
             records.append(record)
     return records
-
-
-def _decompressed(path: Path, content: bytes, damaged: bool) -> bytes:
-    """Return what gzip has compressed; of a `damaged` file as much as can be had. Raises CheckpointError."""
-    try:
-        return gzip.decompress(content)
-    except (EOFError, OSError, zlib.error) as error:
-        if not damaged:
-            raise CheckpointError(f"{path} is damaged: {error}") from error
-    parts, inner = [], zlib.decompressobj(wbits=31)  # 31: gzip's header and check
-    with suppress(zlib.error):
-        for start in range(0, len(content), _PIECE_BYTES):
-            parts.append(inner.decompress(content[start : start + _PIECE_BYTES]))
-    return b"".join(parts)
 
 
 def _end_of_last_line(descriptor: int, size: int) -> int:

@@ -196,7 +196,7 @@ def evaluate(
         completions=n,
         invalid=sum(not score.valid for group in (*one, *many) for score in group.scores),
         mean_length=math.fsum(len(completion.ids) for completion, _ in pairs) / len(pairs),
-        truncated_fraction=sum(completion.ended == "length" for completion, _ in pairs) / len(pairs),
+        truncated_fraction=sum(completion.truncated for completion, _ in pairs) / len(pairs),
         greedy_accuracy=wilson(sum(greedy_correct), len(greedy_correct)) if greedy_correct else None,
         greedy_reward=_reward(one, seed),
         mean_reward=_reward(many, seed),

@@ -15,12 +15,18 @@ if TYPE_CHECKING:
     from oncurve.report.inspect_format import inspect_file as inspect_file, inspect_log as inspect_log
     from oncurve.report.page import render_report as render_report, write_report as write_report
     from oncurve.report.records import RunRecord as RunRecord, group_record as group_record, read_run as read_run
-    from oncurve.report.rollouts import RolloutFiles as RolloutFiles, steps_in_words as steps_in_words
+    from oncurve.report.rollouts import (
+        TOKENS as TOKENS,
+        RolloutFiles as RolloutFiles,
+        steps_in_words as steps_in_words,
+    )
+    from oncurve.report.show import link as link, show_text as show_text, shown as shown
     from oncurve.report.shown import (
         Groups as Groups,
         Page as Page,
         charts_page as charts_page,
         report_page as report_page,
     )
+    from oncurve.report.tokens import Pieces as Pieces, packed_tokens as packed_tokens
 
 __getattr__, __all__ = lazily(__name__)

@@ -5,7 +5,6 @@ Nothing here imports torch, so a process that only reads stays small.
 
 from __future__ import annotations
 
-import gzip
 import math
 import zlib
 from collections.abc import Iterable, Iterator
@@ -77,7 +76,7 @@ class RolloutIndex:
         return self._index(step)[1]
 
     def group(self, step: int, number: int) -> dict[str, Any]:
-        """Return a group as `group_record` made it, joined with the numbers of its tokens.
+        """Return a group as `group_record` made it with its number, `group`, joined with the numbers of its tokens.
 
         Each completion has, one value per token, as far as they were recorded:
 
@@ -94,24 +93,25 @@ class RolloutIndex:
         """
         columns = self.columns(step)
         for place in np.flatnonzero(columns["group"] == number).tolist():
-            offset, size, line = (int(columns[name][place]) for name in ("offset", "bytes", "line"))
-            found = record_at(self._lines(step, offset, size), line)
+            found = record_at(self._lines(step, int(columns["offset"][place])), int(columns["line"][place]))
             if found is not None:
-                return TokenFile(self._files.path(step, TOKENS)).join(found, number)
+                return {**TokenFile(self._files.path(step, TOKENS)).join(found, number), "group": number}
         raise KeyError(f"step {step} has no group {number}")
 
     def groups(self, step: int) -> Iterator[dict[str, Any]]:
-        """Return the groups of a step in order, as `group_record` made them; some 64 KiB of text are in memory at a
-        time.
+        """Return the groups of a step in order, as `group_record` made them with their number, `group`.
+
+        Some 64 KiB of text are in memory at a time.
         """
         columns = self.columns(step)
         before, lines = -1, list[bytes]()
-        for offset, size, line in zip(*(columns[name].tolist() for name in ("offset", "bytes", "line")), strict=True):
+        places = (columns[name].tolist() for name in ("group", "offset", "line"))
+        for number, offset, line in zip(*places, strict=True):
             if offset != before:
-                before, lines = offset, self._lines(step, offset, size)
+                before, lines = offset, self._lines(step, offset)
             found = record_at(lines, line)
             if found is not None:
-                yield found
+                yield {**found, "group": number}
 
     def prompt(self, prompt_id: int) -> list[tuple[int, int]]:
         """Return (step, group) of each group of this prompt, in order: the same prompt over time."""
@@ -120,6 +120,12 @@ class RolloutIndex:
             columns = self.columns(step)
             found += [(step, number) for number in columns["group"][columns["prompt_id"] == prompt_id].tolist()]
         return found
+
+    def changed(self, step: int, count: int) -> list[int] | None:
+        """Return the groups of the `count` tokens whose probability the step changed most, each once, in that order;
+        None where the step was not measured.
+        """
+        return TokenFile(self._files.path(step, TOKENS)).changed(count)
 
     def _index(self, step: int) -> tuple[Columns, list[str]]:
         """Return columns and prompts of a step; empty where it is not there."""
@@ -141,11 +147,6 @@ class RolloutIndex:
             self._cached[step] = source, *found
         return self._cached[step][1:]
 
-    def _lines(self, step: int, offset: int, size: int) -> list[bytes]:
+    def _lines(self, step: int, offset: int) -> list[bytes]:
         """Return the lines of the gzip member at a place; of a damaged one those that can be had."""
-        try:
-            with open(self._files.path(step), "rb") as file:
-                file.seek(offset)
-                return gzip.decompress(file.read(size)).split(b"\n")
-        except (OSError, EOFError, zlib.error):
-            return next((text.split(b"\n")[:-1] for _, _, text in members(self._files.path(step), offset)), [])
+        return next((text.split(b"\n") for _, _, text in members(self._files.path(step), offset)), [])

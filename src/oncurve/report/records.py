@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +30,13 @@ def group_record(group: Group, advantages: Tensor | Sequence[float] | None = Non
                                    "policy_version": 11}, ...]}
 
     A prompt of more than one chat message has them as `messages`. Some completions have more: `trained`, false at the
-    tokens that the policy did not write; `extras`, what a reward reports in addition to its value,
+    tokens that the policy did not write; of an episode its `turns` (role, start, end, text, reward) and the
+    environment's `outcome`; `extras`, what a reward reports in addition to its value,
     {"component/name": value}; `step_ends` (the index of each step's last token), `step_rewards` and `step_offsets`
     (where in `text` it ends), if its steps were scored.
-    `advantage` is the tokens' common value; where tokens differ (steps were scored) it is their mean and the token
-    values follow under `advantages`. It is null where the completion is not valid or nothing is known. A non-finite
-    number becomes null. Raises ValueError: advantages for another number of completions.
+    `advantage` is the common value of the tokens that the policy wrote; where these differ (steps were scored) it is
+    their mean and the token values follow under `advantages`. It is null where the completion is not valid or nothing
+    is known. A non-finite number becomes null. Raises ValueError: advantages for another number of completions.
     """
     rows: list[Any] = [None] * len(group.completions)
     if advantages is not None:
@@ -69,6 +70,9 @@ def _completion_record(completion: Completion, score: Score | None, advantages: 
     }
     if completion.trained is not None:
         record["trained"] = list(completion.trained)
+    if completion.turns:
+        record["turns"] = [_plain(asdict(turn)) for turn in completion.turns]
+        record["outcome"] = _plain(completion.outcome)
     if score is not None:
         record |= {
             "reward": _plain(score.reward) if score.valid and completion.ended != "given" else None,
@@ -93,9 +97,10 @@ def _advantage_record(completion: Completion, score: Score | None, advantages: A
     if not isinstance(advantages, list):
         return {"advantage": _plain(float(advantages))}
     values = advantages[: len(completion.ids)] or [0.0]
-    if min(values) == max(values):
-        return {"advantage": _plain(values[0])}
-    return {"advantage": math.fsum(values) / len(values), "advantages": _plain_numbers(values)}
+    own = [each for each, own in zip(values, completion.trained or (True,) * len(values), strict=False) if own] or [0.0]
+    if min(own) == max(own):
+        return {"advantage": _plain(own[0])}
+    return {"advantage": math.fsum(own) / len(own), "advantages": _plain_numbers(values)}
 
 
 def _plain_numbers(values: Sequence[float]) -> list[float | None]:

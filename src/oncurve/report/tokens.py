@@ -4,14 +4,65 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 TOKEN_NUMBERS = ("before", "after", "entropy", "kl")
 """The numbers of each token that a step adds to its groups once its updates are made."""
+
+
+_HALF, _LONGEST_CHARACTER = "\ufffd", 4
+"""The text of a part of a character; the most bytes, and so tokens, of a whole one."""
+
+
+class Pieces:
+    """The texts of tokens, decoded once per run and written with every step, so that a reader needs no tokenizer.
+
+    `decode` is that of a transformers tokenizer. A text is taken after the same tokens, where a tokenizer that marks a
+    word's start has the space before it.
+    """
+
+    def __init__(self, decode: Callable[..., Any]) -> None:
+        self._decode = decode
+        self._known: dict[tuple[int, ...], str | None] = {}
+
+    def of(self, completions: Iterable[Sequence[int]]) -> dict[str, str]:
+        """Return the texts of the tokens in `completions`, as `texts_of` reads them."""
+        found: dict[tuple[int, ...], str] = {}
+        for ids in completions:
+            texts: dict[tuple[int, ...], str | None] = {(token,): self._text((token,)) for token in set(ids)}
+            if None in texts.values():  # only tokens beside parts of characters depend on their neighbours
+                waiting: tuple[int, ...] = ()
+                for token in ids:
+                    waiting += (token,)
+                    text = texts[waiting] = self._text(waiting)
+                    waiting = waiting if text is None else ()
+            found |= {key: text for key, text in texts.items() if text is not None}
+        return {",".join(map(str, key)): found[key] for key in sorted(found)}
+
+    def _text(self, ids: tuple[int, ...]) -> str | None:
+        """Return the text of tokens; None where it ends with a part of a character that the next one may complete."""
+        if ids not in self._known:
+            alone = self._decoded(ids, True)
+            text = self._decoded(ids + ids, True)[len(alone) :] or self._decoded(ids, False)  # a special token: by name
+            cut = text.endswith(_HALF) and len(ids) < _LONGEST_CHARACTER
+            self._known[ids] = None if cut else text
+        return self._known[ids]
+
+    def _decoded(self, ids: tuple[int, ...], skip: bool) -> str:
+        return str(self._decode(list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=False))
+
+
+def packed_tokens(ends: Sequence[int], pieces: Mapping[str, str], numbers: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a `TokenFile`; `numbers` are arrays `(tokens,)` of float32 by name."""
+    text = json.dumps(pieces, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace").decode()
+    content: bytes = save({"ends": np.array(ends, dtype="i8"), **numbers}, {"pieces": text})
+    return content
 
 
 class TokenFile:
@@ -39,6 +90,16 @@ class TokenFile:
                 item["pieces"] = texts_of(item["ids"], pieces)
             start = end
         return record
+
+    def changed(self, count: int) -> list[int] | None:
+        """Return the groups of the `count` tokens whose probability changed most, each once; None: not measured."""
+        try:
+            with safe_open(self._path, "np") as file:
+                change = np.abs(np.exp(file.get_tensor("after")) - np.exp(file.get_tensor("before")))
+                places = np.argsort(-np.nan_to_num(change), kind="stable")[:count]
+                return list(dict.fromkeys(np.searchsorted(file.get_tensor("ends"), places, "right").tolist()))
+        except (OSError, SafetensorError):
+            return None
 
     def _of(self, number: int) -> tuple[dict[str, Any], Mapping[str, str]]:
         """Return the numbers of a group's tokens by name, and texts by ids."""

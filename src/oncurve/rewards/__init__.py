@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from oncurve.rewards.functions.answers import final_answer as final_answer
     from oncurve.rewards.functions.choice import Choice as Choice
     from oncurve.rewards.functions.cosine import Cosine as Cosine, cosine_scaled as cosine_scaled
+    from oncurve.rewards.functions.episode import EnvironmentReward as EnvironmentReward
     from oncurve.rewards.functions.format import Format as Format
     from oncurve.rewards.functions.math import Math as Math
     from oncurve.rewards.functions.python import Python as Python, path_of as path_of
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from oncurve.rewards.settings import (
         InProcess as InProcess,
         RewardSettings as RewardSettings,
+        Seconds as Seconds,
+        WorkerLimits as WorkerLimits,
         check_reward as check_reward,
         kind_meant as kind_meant,
     )

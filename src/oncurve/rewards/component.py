@@ -78,6 +78,7 @@ class RewardComponent:
             "completion": completion.text,
             "prompt": prompt.text,
             "completion_ids": list(completion.ids),
+            "episode": _episode(completion),
         }
         for needed in self.accepts.needs:
             if not set(needed) & available.keys():
@@ -104,6 +105,7 @@ class RewardComponent:
             "prompts": list(prompts),
             "completions": list(completions),
             "completion_ids": [list(c.ids) for _, c in pairs] if "completion_ids" in accepts.takes else None,
+            "environments": [c.environment for _, c in pairs] if "environments" in accepts.takes else None,
             "columns": {name: [row.get(name) for row in rows] for name in names},
             "step": step,
         }
@@ -215,8 +217,15 @@ def _described(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__} ({value!r:.60})"
 
 
+def _episode(completion: Completion) -> dict[str, Any]:
+    """Return an episode as a reward function sees it: `outcome`, `ended`, and role, text and reward of each turn."""
+    turns = [{"role": turn.role, "text": turn.text, "reward": turn.reward} for turn in completion.turns]
+    return {"outcome": completion.outcome, "ended": completion.ended, "turns": turns}
+
+
 def _as_trl(prompt: Prompt, completion: Completion) -> tuple[Any, Any]:
     """Return prompt and completion as TRL has them: as messages where the prompt was a chat."""
     if prompt.messages is None:
         return prompt.text, completion.text
-    return [dict(message) for message in prompt.messages], [{"role": "assistant", "content": completion.text}]
+    written = completion.messages or ({"role": "assistant", "content": completion.text},)
+    return [dict(message) for message in prompt.messages], [dict(message) for message in written]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oncurve.rewards.functions.choice import Choice
 from oncurve.rewards.functions.cosine import Cosine
+from oncurve.rewards.functions.episode import EnvironmentReward
 from oncurve.rewards.functions.format import Format
 from oncurve.rewards.functions.math import Math
 from oncurve.rewards.functions.python import Python
@@ -27,6 +28,7 @@ REWARD_KINDS: dict[str, type[RewardSettings]] = {
     "length_cap": LengthCap,
     "repetition": Repetition,
     "cosine": Cosine,
+    "environment": EnvironmentReward,
     "model": ModelReward,
     "process_model": ProcessModelReward,
     "model_judge": ModelJudge,

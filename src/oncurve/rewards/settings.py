@@ -84,6 +84,9 @@ class RewardSettings(Component):
     scores_steps: ClassVar[bool] = True
     """Whether a reward of this kind may score steps, which process supervision needs."""
 
+    scores_turns: ClassVar[bool] = False
+    """Whether the value is that of an environment, whose rewards of single turns are steps."""
+
     verifies: ClassVar[bool | None] = None
     """Whether the value 1 means that a completion is right. True: it checks an answer. False: it does not. None: not
     known; evaluation assumes it where this is the only reward that counts."""
@@ -185,8 +188,8 @@ def check_reward(reward: object) -> str | None:
     return unflagged(reward, ("scores_steps", "shapes", *(() if reward.verifies is None else ("verifies",))))
 
 
-class WorkerSettings(RewardSettings):
-    """A reward that runs in worker processes."""
+class WorkerLimits(Component):
+    """The limits of workers in which code of the user's runs."""
 
     processes: Annotated[int, Field(ge=1, le=1024)] = 2
     """Number of worker processes."""
@@ -200,17 +203,25 @@ class WorkerSettings(RewardSettings):
     env_pass: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
     """Environment variables passed to the workers, in addition to paths, language, threads and devices."""
 
-    def workers(self, factory: str, settings: Mapping[str, Any]) -> WorkerPool:
-        """Return the pool that holds `factory(**settings)`."""
+    def pool(self, factory: str, settings: Mapping[str, Any], processes: int, timeout_seconds: float) -> WorkerPool:
+        """Return a pool that holds `factory(**settings)`; an item may take `timeout_seconds`."""
         return WorkerPool(
             factory,
             settings,
-            processes=self.processes,
-            timeout_seconds=self.timeout_seconds,
+            processes=processes,
+            timeout_seconds=timeout_seconds,
             memory_limit_bytes=self.memory_limit_bytes,
             start_timeout_seconds=self.start_timeout_seconds,
             env_pass=self.env_pass,
         )
+
+
+class WorkerSettings(WorkerLimits, RewardSettings):
+    """A reward that runs in worker processes."""
+
+    def workers(self, factory: str, settings: Mapping[str, Any]) -> WorkerPool:
+        """Return the pool that holds `factory(**settings)`."""
+        return self.pool(factory, settings, self.processes, self.timeout_seconds)
 
 
 class InProcess:

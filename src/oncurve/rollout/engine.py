@@ -236,7 +236,7 @@ class InProcessEngine(EngineBase):
         request = DecodeRequest(
             [torch.tensor(prompt.ids) for prompt in prompts],
             row_keys(self._seed, draw, prompt_ids, sample_index).view(-1, size),
-            self._row_limits(prompt_ids, sample_index, sampling.max_new_tokens).view(-1, size),
+            self._row_limits(prompts, prompt_ids, sample_index, sampling).view(-1, size),
             sampling.max_new_tokens,
             self._eos_ids + sampling.eos_ids,
             Sampler(sampling.temperature),
@@ -245,11 +245,15 @@ class InProcessEngine(EngineBase):
         )
         model.token_loop()(request, finish)
 
-    def _row_limits(self, prompt_ids: Tensor, sample_index: Tensor, most: int) -> Tensor:
+    def _row_limits(
+        self, prompts: Sequence[Prompt], prompt_ids: Tensor, sample_index: Tensor, sampling: Sampling
+    ) -> Tensor:
+        most = torch.tensor([sampling.of(prompt).max_new_tokens for prompt in prompts])
+        most = most.repeat_interleave(sampling.group_size)
         if self._limits is None:
-            return torch.full_like(sample_index, most)
-        wanted = map(self._limits, prompt_ids.tolist(), sample_index.tolist())
-        return torch.tensor([max(1, min(most, limit)) for limit in wanted])
+            return most
+        wanted = torch.tensor(list(map(self._limits, prompt_ids.tolist(), sample_index.tolist())))
+        return torch.minimum(most, wanted).clamp(min=1)
 
     def _completions(
         self, prompt: Prompt, ended: Sequence[EndedRows], first: int, version: int
@@ -297,17 +301,17 @@ def check_lengths(prompts: Sequence[Prompt], sampling: Sampling, model: CausalMo
     """Raises DataError: a prompt without tokens, or too long for the model together with `max_new_tokens`."""
     longest = model.longest_row
     for prompt in prompts:
-        length = len(prompt.ids)
+        length, most = len(prompt.ids), sampling.of(prompt).max_new_tokens
         if not length:
             raise DataError(
                 f"prompt {prompt.id} ({prompt.text[:40]!r}) has no tokens; a completion needs at least one to follow: "
                 "begin the prompt with the BOS token, or leave the row out"
             )
-        if longest is not None and length + sampling.max_new_tokens > longest:
+        if longest is not None and length + most > longest:
             left = longest - length
             fix = f"set rollout.max_new_tokens to {left} or less, or shorten the prompt" if left > 0 else "shorten it"
             raise DataError(
                 f"prompt {prompt.id} ({prompt.text[:40]!r}) has {length} tokens; with rollout.max_new_tokens = "
-                f"{sampling.max_new_tokens} that makes {length + sampling.max_new_tokens}, and the model takes "
+                f"{most} that makes {length + most}, and the model takes "
                 f"rows of at most {longest}: {fix}"
             )

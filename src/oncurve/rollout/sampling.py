@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from oncurve.components import Component
+from oncurve.types import Prompt
 
 
 class Sampling(Component):
@@ -35,6 +36,12 @@ class Sampling(Component):
     def rows_at_once(self, device_type: str) -> int:
         """Return `max_concurrent`, or where it is not set what stands for it on a type of device."""
         return self.max_concurrent or (1024 if device_type == "cuda" else 256)
+
+    def of(self, prompt: Prompt) -> Sampling:
+        """Return these settings with the prompt's own `limit`, where that is lower."""
+        if prompt.limit is None or prompt.limit >= self.max_new_tokens:
+            return self
+        return self.model_copy(update={"max_new_tokens": prompt.limit})
 
     @field_validator("temperature")
     @classmethod

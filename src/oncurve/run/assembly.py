@@ -16,14 +16,25 @@ from torch import Tensor
 from oncurve.advantages import reads_rewards, teacher_of
 from oncurve.base.errors import ConfigError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
-from oncurve.data import DemonstrationRows, Demonstrations, Prompts, Rows, distinct_prompts, load_eval_rows, load_rows
+from oncurve.data import (
+    DemonstrationRows,
+    Demonstrations,
+    Prompts,
+    Rows,
+    distinct_prompts,
+    filled_prompt,
+    load_eval_rows,
+    load_rows,
+    prompt_columns,
+)
+from oncurve.environments import Dialogue, EpisodeEngine, Host, NoEnvironment, rehearsed
 from oncurve.evaluate import Evaluation
 from oncurve.forecast import training_bytes
 from oncurve.learner import Learner, check_learner
 from oncurve.machine.threads import prepare_process
 from oncurve.models import Adapter, LoadedModel, adapted, module_device
 from oncurve.reward_models import Iterations
-from oncurve.rewards import RewardSet
+from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine, check_token_ids
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
 from oncurve.run.evaluating import evaluate_policy
@@ -209,7 +220,9 @@ class Run:
         assert self.directory is not None
         self.directory.check_kept()
         trainer = self.trainer
-        trainer.recorder = Recorder(self.directory.path, trainer.state, self.config.rollouts, trainer.refusals)
+        verifier = verifier_of(self.config.rewards, self.config.eval.verifier)
+        kept = self.config.rollouts, trainer.refusals, self.loaded.tokenizer, verifier
+        trainer.recorder = Recorder(self.directory.path, trainer.state, *kept)
         return trainer.recorder.notes
 
 
@@ -261,10 +274,13 @@ def assemble(
         )
     optional = not config.rewards and not reads_rewards(config.advantage)
     rewards = RewardSet(()) if optional else RewardSet.build(config.fitted_rewards, base=base)
+    host = host_of(config, base)
     try:
         check_columns(rewards, config.data, rows, eval_rows)
         if not resumed:
             rewards.announcements += try_rewards(rewards, config.data, rows)
+        if host is not None and len(rows) and not resumed:
+            rehearsed(host, prompt_columns(rows.items[0], config.data), filled_prompt(rows.items[0], config.data))
         if given.model is None:
             model, lora = (config.model, config.lora) if start is None else begun_at(config, start)
             loaded = model.build(masters=True, lora=lora, seed=config.run.seed)
@@ -272,11 +288,13 @@ def assemble(
             loaded = adapted(given.model, config.lora, config.run.seed)
         if given.model is None:
             config = config.model_copy(update={"model": config.model.on_this_machine()})
-        run = _build_run(config, loaded, given, rewards, rows, eval_rows, shown)
+        run = _build_run(config, loaded, given, rewards, rows, eval_rows, shown, host)
         _add_reward_model(run, base)
         return run
     except BaseException:
         rewards.close()
+        if host is not None:
+            host.close()
         raise
 
 
@@ -293,6 +311,7 @@ def _build_run(
     rows: Rows,
     eval_rows: Rows,
     shown: DemonstrationRows | None,
+    host: Host | None,
 ) -> Run:
     config.reference.check(loaded.model, None if given.reference is None else given.reference.model, loaded.dtype)
     check_token_ids("rollout.eos_ids", config.rollout.eos_ids, loaded.model)
@@ -325,6 +344,7 @@ def _build_run(
         config.run.seed,
         partial(training_bytes, config),
     )
+    engine = with_environment(config, engine, loaded, rewards, host)
     trainer = Trainer(
         trainer_config(config, describe_environment(module_device(loaded.model.module).type)),
         groups_of(config, engine, rewards, prompts, trained),
@@ -392,6 +412,27 @@ def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
         stated = f"its settings say exact = {config.engine.exact}, and the engine says {engine.exact}"
         raise ConfigError(f"engine.kind: {stated}; the plan and the maths need the same")
     return engine
+
+
+def host_of(config: RunConfig, base: Path | None) -> Host | None:
+    """Return what plays the episodes of `[environment]`; None: completions are of one turn."""
+    return None if isinstance(config.environment, NoEnvironment) else Host(config.environment, base)
+
+
+def with_environment(
+    config: RunConfig, engine: RolloutEngine, loaded: LoadedModel, rewards: RewardSet, host: Host | None
+) -> RolloutEngine:
+    """Return the engine whose completions are episodes that `host` plays; `engine` itself without one.
+
+    Raises ConfigError: the model has no tokenizer.
+    """
+    if host is None:
+        return engine
+    if loaded.tokenizer is None:
+        raise ConfigError("environment: what it says is text, and the model has no tokenizer; give it one")
+    dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs)
+    keep = any("environments" in each.accepts.takes for each in rewards.components)
+    return EpisodeEngine(engine, host, dialogue, config.rollout, config.run.seed, keep)
 
 
 def _engine_maker(config: RunConfig, loaded: LoadedModel) -> Callable[[], RolloutEngine]:

@@ -206,7 +206,9 @@ class Library:
             return self._doctored[path][1]
 
     def _path(self, run: str) -> Path:
-        path = self.names()[run]
+        names = self.names()
+        alone = [name for name in names if name.rpartition("/")[2] == run]  # as links of other commands name it
+        path = names[alone[0] if run not in names and len(alone) == 1 else run]
         stamp = self._stamp(path)
         if self._checked.get(path) != stamp:
             if wrong := durable.foreign(path, FILES, FOLDERS):

@@ -20,7 +20,7 @@ from oncurve.data import PromptOrder
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import OBJECTIVE_KINDS, Clipped, EntropyBonus, KLPenalty, Regularizer, has_importance_ratio
 from oncurve.metrics import METRICS, Metrics
-from oncurve.report import RolloutFiles
+from oncurve.report import RolloutFiles, RolloutIndex
 from oncurve.rollout import EngineBase
 from oncurve.trainer import Collected, DynamicSampling, EntropyControl, Trainer, TrainerState
 from oncurve.trainer.groups.surplus import SurplusGroup, load_surplus, save_surplus
@@ -352,7 +352,7 @@ def test_a_step_without_any_group_to_train_on_ends_the_run(tmp_path: Path) -> No
     with pytest.raises(TrainingError, match=r"none of the 6 groups that were sampled in 2 rounds \(filter\.max_rounds"):
         loop.train()
     assert loop.state.step == 0
-    assert len(RolloutFiles(tmp_path).read(1)) == 6
+    assert len(list(RolloutIndex(tmp_path).groups(1))) == 6
 
 
 def test_surplus_groups_are_the_same_after_a_checkpoint(tmp_path: Path) -> None:

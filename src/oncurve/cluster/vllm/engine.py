@@ -192,7 +192,7 @@ class VllmEngine(EngineBase):
             index, start = piece
             prompt, number = prompts[index], firsts[index] + start
             name, seed, count = f"{draw}-{prompt.id}-{number}", seeds[index] + number, min(most, size - start)
-            rows = self._ask(name, prompt.ids, sampling, seed, ends, count)
+            rows = self._ask(name, prompt.ids, sampling.of(prompt), seed, ends, count)
             return [self._completion(prompt, number + i, *row, ends) for i, row in enumerate(rows)]
 
         with ThreadPoolExecutor(max(1, together // most)) as threads:
@@ -254,11 +254,12 @@ class VllmEngine(EngineBase):
         self._server.check_guarded()
 
     def _check_lengths(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        longest = max(len(prompt.ids) for prompt in prompts)
-        if self._longest is not None and longest + sampling.max_new_tokens > self._longest:
+        lengths = [(len(prompt.ids), sampling.of(prompt).max_new_tokens) for prompt in prompts]
+        longest, most = max(lengths, key=sum)
+        if self._longest is not None and longest + most > self._longest:
             raise ConfigError(
                 f"cluster.engine: a vLLM server takes {self._longest} tokens of a prompt with its completion, and here "
-                f"are {longest} of a prompt and {sampling.max_new_tokens} new ones; start it with a larger "
+                f"are {longest} of a prompt and {most} new ones; start it with a larger "
                 "--max-model-len (cluster.vllm_arguments), or lower rollout.max_new_tokens"
             )
 

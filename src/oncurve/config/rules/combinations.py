@@ -74,6 +74,11 @@ IMPOSSIBLE_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "vllm_quantised": lambda c: c.cluster.facts.served and c.model.quantization is not None,
     "vllm_stop": lambda c: c.cluster.facts.served and bool(c.rollout.stop),
     "vllm_temperature": lambda c: c.cluster.facts.served and 0 < c.rollout.temperature < 0.01,
+    "episodes_in_iterations": lambda c: c.environment.present and c.iterative.steps > 0,
+    "episodes_by_teacher": lambda c: (
+        c.environment.present and getattr(teacher_of(c.advantage), "template", None) is not None
+    ),
+    "reward_of_no_environment": lambda c: not c.environment.present and any(r.scores_turns for r in c.rewards),
     "weights_always_1": lambda c: corrects(c.correction) and c.learner.old_logprobs == "rollout",
     "corrected_twice": lambda c: corrects(c.correction) and corrects_for_sampler(c.objective),
 }

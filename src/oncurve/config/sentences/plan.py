@@ -10,6 +10,7 @@ from oncurve.config.rules.completeness import missing
 from oncurve.config.rules.without_effect import inert
 from oncurve.config.sections import RunConfig
 from oncurve.config.sentences.notes import AdapterFacts, RunFacts, notes_on
+from oncurve.environments import NoEnvironment
 from oncurve.losses import corrects, corrects_for_sampler, has_importance_ratio
 from oncurve.rewards import verifier_of
 
@@ -24,6 +25,7 @@ def plan(config: RunConfig, facts: RunFacts | None = None) -> list[str]:
         *_policy_term(config),
         *_learner(config),
         *config.cluster.facts.sentences,
+        *_environment(config),
         *([] if config.demonstrates and not (config.eval.every and config.data.holds_out) else [_lengths(config)]),
         _kl(config, known),
         *_reference(config, known),
@@ -162,6 +164,20 @@ def _lengths(config: RunConfig) -> str:
         f"Completions have at most {_count(rollout.max_new_tokens, 'token')} at temperature {rollout.temperature:g}: "
         f"at most {most:,} tokens per step{sampled}{left_out}."
     )
+
+
+def _environment(config: RunConfig) -> list[str]:
+    """Return the sentence about episodes; none where completions are of one turn."""
+    settings = config.environment
+    if isinstance(settings, NoEnvironment):
+        return []
+    again = "" if settings.exact else "; it is not exact, so a resumed run does not go on to the same bits"
+    return [
+        f"A completion is an episode with {settings.title}: at most {_count(settings.max_turns, 'turn')}, and "
+        f"rollout.max_new_tokens counts what the environment says. It runs in "
+        f"{_count(settings.processes, 'other process', 'other processes')}, at most {settings.timeout_seconds:g} s per "
+        f"reply, while other episodes are decoded{again}."
+    ]
 
 
 def _kl(config: RunConfig, facts: RunFacts) -> str:

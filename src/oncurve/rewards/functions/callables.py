@@ -28,8 +28,8 @@ from oncurve.base.imports import locate
 from oncurve.rewards.accepts import Accepts
 from oncurve.steps import Splitter, lines, pieces, splitter_of
 
-OFFERED = ("completion", "prompt", "completion_ids")
-TRL_NAMES = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+OFFERED = ("completion", "prompt", "completion_ids", "episode")
+TRL_NAMES = ("prompts", "completions", "completion_ids", "environments", "trainer_state", "log_extra", "log_metric")
 VERL_TRUTH = ("reward_model", "ground_truth", "answer")
 STEPS = "completion_steps"
 
@@ -150,6 +150,7 @@ class Adapted:
             "prompts": item["prompts"],
             "completions": item["completions"],
             "completion_ids": item["completion_ids"],
+            "environments": [_unpickled(each) for each in item.get("environments") or ()],
             "trainer_state": SimpleNamespace(global_step=item["step"]),
             "log_metric": lambda name, value: metrics.setdefault(str(name), []).append(float(value)),
             "log_extra": lambda name, values: extras.setdefault(str(name), []).extend(values),
@@ -157,9 +158,17 @@ class Adapted:
         wanted = {n: v for n, v in offered.items() if n in self._names or (self._everything and n == "prompts")}
         rewards = _awaited(self._function(**{**item["columns"], **wanted}))
         if isinstance(rewards, (list, tuple)) and len(rewards) == len(item["completions"]):
-            texts = [c if isinstance(c, str) else c[-1]["content"] for c in item["completions"]]
+            # the offsets of steps are those of a text, and an episode is several
+            texts = [c if isinstance(c, str) else c[-1]["content"] * (len(c) == 1) for c in item["completions"]]
             rewards = [self._with_steps(reward, text) for reward, text in zip(rewards, texts, strict=True)]
         return {"rewards": rewards, "metrics": metrics, "extras": extras}
+
+
+def _unpickled(environment: Any) -> Any:
+    """Return an environment as it was at the end of its episode."""
+    import cloudpickle  # here: few rewards need it
+
+    return cloudpickle.loads(base64.b64decode(environment)) if isinstance(environment, str) else environment
 
 
 def _awaited(value: Any) -> Any:

@@ -103,9 +103,10 @@ class RewardScoring(Closing):
         part_steps: dict[str, tuple[tuple[int, float], ...]] = {}
         steps: dict[int, float] = {}  # at each end the weighted sum; a weight of 0 has no part in it
         whole: float | None = None  # that of the rewards for the completion alone, which stands at its end
-        fault, masked = None, False
+        by_token: dict[int, float] = {}  # likewise, of turns, at the last token of each
+        fault, masked = completion.fault, completion.fault is not None
         for scored, given in zip(self._components, replies, strict=True):
-            reply = within(given, len(completion.text))
+            reply = within(given, 0 if completion.turns else len(completion.text))
             component, value, weight = scored.component, reply.value, scored.component.settings.weight
             if reply.fault is not None:
                 last = reply.message.strip().rpartition("\n")[2][:300]
@@ -123,16 +124,25 @@ class RewardScoring(Closing):
                     steps[end] = steps.get(end, 0.0) + weight * step
                 value = value.value
             elif value is not None and weight:
-                whole = (whole or 0.0) + weight * value
+                if component.settings.scores_turns:
+                    for place, step_reward in _rewarded_turns(completion).items():
+                        by_token[place] = by_token.get(place, 0.0) + weight * step_reward
+                    alone = completion.outcome
+                else:
+                    alone = value
+                whole = whole if alone is None else (whole or 0.0) + weight * alone
             values[component.name] = value
             if value is not None:
                 terms.append(weight * value)
         reward = math.fsum(terms) if all(map(_is_usable, terms)) else math.inf
-        if steps and whole is not None:
+        if by_token and whole is not None:
+            final = max(turn.end for turn in completion.turns if turn.role == "assistant") - 1
+            by_token[final] = by_token.get(final, 0.0) + whole
+        elif steps and whole is not None:
             steps[len(completion.text)] = steps.get(len(completion.text), 0.0) + whole
         ends = tuple(sorted(steps))
         rewards = tuple(steps[end] for end in ends)
-        valid = bool(terms) and not masked and all(map(_is_usable, (reward, *rewards)))
+        valid = bool(terms) and not masked and all(map(_is_usable, (reward, *rewards, *by_token.values())))
         if not terms and not masked:
             fault = fault or "none: no reward applies: every component returned None"
         elif not masked and not valid:
@@ -145,8 +155,11 @@ class RewardScoring(Closing):
         }
         weights = tuple(scored.component.settings.weight for scored in self._components)
         score = Score(reward if valid else 0.0, valid, values, fault, (), (), extras, (), part_steps, weights)
-        if not valid or not ends:
+        if not valid or not (ends or by_token):
             return score
+        if by_token:
+            tokens = tuple(sorted(by_token))
+            return replace(score, step_ends=tokens, step_rewards=tuple(by_token[token] for token in tokens))
         if self._locate is None:
             raise RewardError("a reward scored the steps of a text, and without a tokenizer their tokens are not known")
         tokens = self._locate(prompt, completion, ends)
@@ -311,6 +324,11 @@ class DeferredScoring(Closing):
 
     def close(self) -> None:
         """Does nothing."""
+
+
+def _rewarded_turns(completion: Completion) -> dict[int, float]:
+    """Return the rewards of turns, by the index of the turn's last token."""
+    return {turn.end - 1: turn.reward for turn in completion.turns if turn.reward is not None}
 
 
 def _is_usable(reward: float) -> bool:

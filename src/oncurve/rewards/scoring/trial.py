@@ -42,14 +42,15 @@ class Trial:
 
 
 def can_be_tried(component: RewardComponent) -> bool:
-    """Return whether a call of the reward needs no network, service or tokens, and leaves nothing in this process."""
+    """Return whether a call of the reward needs no network, service, tokens or episode, and leaves nothing here."""
     settings, runner = component.settings, component.runner
     asks = hasattr(runner, "announcement") or (isinstance(settings, WorkerSettings) and bool(settings.env_pass))
     loads = settings.network is not None or settings.own_model is not None
     kept_here = isinstance(runner, InProcess) and (
         runner.reason is not None or not type(settings).__module__.startswith("oncurve.")
     )
-    return not (asks or loads or kept_here or "completion_ids" in component.accepts.takes)
+    played = settings.scores_turns or "environments" in component.accepts.takes
+    return not (asks or loads or kept_here or played or "completion_ids" in component.accepts.takes)
 
 
 def tried(component: RewardComponent, prompt: Prompt, place: str) -> Trial:

@@ -12,8 +12,19 @@ from typing import Any
 from oncurve.base.errors import DataError, UserError
 from oncurve.base.output import visible
 from oncurve.config import DATA_NOTES, RunConfig, RunFacts, notes_on, trials_on, try_rewards
-from oncurve.data import Prompts, Rows, distinct_prompts, load_eval_rows, load_rows, open_prompts, prompt_columns
+from oncurve.data import (
+    Prompts,
+    Rows,
+    distinct_prompts,
+    filled_prompt,
+    load_eval_rows,
+    load_rows,
+    open_prompts,
+    prompt_columns,
+)
+from oncurve.environments import rehearsed
 from oncurve.rewards import RewardSet, Trial
+from oncurve.run.assembly import host_of
 from oncurve.run.row_lengths import read_tokenizer
 
 SHOWN = 3
@@ -71,6 +82,7 @@ class DataCheck:
     looked_at        training rows that were looked at: fewer where they are generated
     prompts          (place, number of tokens, text with special tokens) of a few rows
     limit            the most tokens of a prompt; None: not known, or any
+    episode          (role, text) of a short episode for the first row, with a made-up turn; none without [environment]
     lengths          by "training" and "held out"; none without a tokenizer
     """
 
@@ -86,6 +98,7 @@ class DataCheck:
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    episode: tuple[tuple[str, str], ...] = ()
 
     def text(self) -> str:
         """Return the findings as lines to read."""
@@ -100,6 +113,8 @@ class DataCheck:
             counted = "" if tokens is None else f", {tokens:,} tokens"
             lines += ["", f"Prompt {number} of {len(self.prompts)}: {place}{counted}"]
             lines += [f"  | {line}" for line in text.split("\n")]
+        lines += ["", "An episode with a made-up turn"] if self.episode else []
+        lines += [f"  {role:<11}  {line}" for role, text in self.episode for line in _cut(text).split("\n")]
         lines += ["", "Tokens per prompt" + ("" if self.limit is None else f", of which at most {self.limit:,} fit")]
         lines += [f"  {name:<9}{_of_lengths(found, self.overlong)}" for name, found in self.lengths.items()]
         lines += [f"  {note}" for note in self.notes]
@@ -139,6 +154,7 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
     rows, held_out = load_rows(config.data, base), load_eval_rows(config.data, base)
     problems, warnings = list[str](), list[str]()
     rewards = _rewards(config, base, rows, held_out, problems, warnings)
+    episode = _episode(config, base, rows, problems)
     facts = RunFacts(
         rows=len(rows),
         distinct=distinct_prompts(rows, config.data),
@@ -170,7 +186,22 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
         notes=notes,
         problems=tuple(dict.fromkeys(problems)),
         warnings=tuple(warnings),
+        episode=tuple(episode),
     )
+
+
+def _episode(config: RunConfig, base: Path, rows: Rows, problems: list[str]) -> list[tuple[str, str]]:
+    """Return what is said in an episode of the first row; none without an environment, or where it fails."""
+    host = host_of(config, base)
+    if host is None or not len(rows):
+        return []
+    with host:
+        try:
+            row = rows.items[0]
+            return rehearsed(host, prompt_columns(row, config.data), filled_prompt(row, config.data))
+        except UserError as error:
+            problems.append(str(error))
+            return []
 
 
 def _rewards(

@@ -28,7 +28,7 @@ from oncurve.machine.threads import prepare_process
 from oncurve.models import LocalWeights
 from oncurve.rewards import RewardSet
 from oncurve.rollout import sample as sample_groups
-from oncurve.run.assembly import build_engine
+from oncurve.run.assembly import build_engine, host_of, with_environment
 from oncurve.run.commands.evaluation import give_own_model
 from oncurve.run.iterations import step_locator
 from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer
@@ -40,12 +40,15 @@ WIDTH = 72
 
 @dataclass(frozen=True)
 class Scored:
-    """One completion in the table: its reward (None: not valid), the value of every part, a fault, its text."""
+    """One completion in the table: its reward (None: not valid), the value of every part, a fault, its text, and of an
+    episode (role, text) of its turns.
+    """
 
     reward: float | None
     parts: Mapping[str, float | None]
     fault: str | None
     text: str
+    turns: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class RewardCheck:
                 cells = (f"{_number(one.parts.get(name)):>{w}}" for name, w in zip(self.names, wide, strict=True))
                 lines.append(f"  {_number(one.reward):>8}  {'  '.join(cells)}  {_both_ends(one.text)}")
                 lines += [] if one.fault is None else [f"  {'':>8}  fault: {one.fault}"]
+            lines += [f"  {'':>8}  {role}: {one_line(text, WIDTH)}" for role, text in scored[0].turns]
         lines += ["", f"  {'':<12}{'mean':>8}  {'lowest':>8}  {'highest':>8}  {'none':>6}"]
         lines += [self._summary(name, [one.parts.get(name) for one in self._all()]) for name in self.names]
         lines += [self._summary("reward", [one.reward for one in self._all()])]
@@ -167,7 +171,7 @@ def check_rewards_of(
         warnings = try_rewards(rewards, config.data, rows)
         give_own_model(rewards, config, Path("reward_model"))
         if given is None:
-            groups = _sampled(rows, config, rewards, n or config.rollout.group_size)
+            groups = _sampled(rows, config, rewards, n or config.rollout.group_size, base)
             source = f"sampled from {config.model.path} at temperature {config.rollout.temperature:g}"
         else:
             groups = _groups(rows, given, config, rewards)
@@ -223,14 +227,15 @@ def _prompt(rows: Rows, index: int, config: RunConfig, tokenizer: Any) -> Prompt
     return Prompt(rows.numbers[index], "", (), prompt_columns({**dict.fromkeys(names), **row}, config.data))
 
 
-def _sampled(rows: Rows, config: RunConfig, rewards: RewardSet, count: int) -> list[Group]:
+def _sampled(rows: Rows, config: RunConfig, rewards: RewardSet, count: int, base: Path) -> list[Group]:
     """Return groups of `count` completions that the recipe's model writes, as a run's first step would sample them."""
     loaded = config.model.build(lora=config.lora, seed=config.run.seed)
     prompts = opened(rows, config, loaded)
     fix_reach(loaded.model, config, prompts)
     rewards.locate = step_locator(loaded.tokenizer)
     sampling = config.rollout.model_copy(update={"group_size": count})
-    with closing(build_engine(config, loaded)) as engine:
+    inner = build_engine(config, loaded)
+    with closing(with_environment(config, inner, loaded, rewards, host_of(config, base))) as engine:
         engine.follow(LocalWeights(loaded.model, 0))
         return sample_groups(engine, [prompts[index] for index in range(len(prompts))], 0, count, sampling)
 
@@ -238,7 +243,13 @@ def _sampled(rows: Rows, config: RunConfig, rewards: RewardSet, count: int) -> l
 def _table(rows: Rows, group: Group) -> tuple[str, str, tuple[Scored, ...]]:
     pairs = zip(group.completions, group.scores, strict=True)
     scored = tuple(
-        Scored(score.reward if score.valid else None, dict(score.parts), score.fault, completion.text)
+        Scored(
+            score.reward if score.valid else None,
+            dict(score.parts),
+            score.fault,
+            completion.text,
+            tuple((turn.role, turn.text) for turn in completion.turns),
+        )
         for completion, score in pairs
     )
     return rows.place(group.prompt.id), group.prompt.text, scored

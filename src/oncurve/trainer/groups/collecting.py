@@ -83,8 +83,9 @@ class Collecting:
         """Return the surplus of the step before, each group with the position of its prompt."""
         for waiting in state.surplus:
             (prompt,), _ = self.source.take(waiting.cursor, 1)
-            if prompt.ids == waiting.prompt_ids:
-                yield waiting.cursor, Group(prompt, waiting.completions, waiting.scores, waiting.draw)
+            group = waiting.again(prompt)
+            if group is not None:
+                yield waiting.cursor, group
             else:
                 log.warning("a group kept for this step is left out: the data has another prompt in its place now")
 

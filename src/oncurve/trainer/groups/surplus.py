@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from oncurve import durable
-from oncurve.types import Completion, Group, Score
+from oncurve.types import Completion, Group, Prompt, Score, Turn
 
 FILE = "surplus.jsonl"
 
@@ -46,7 +46,7 @@ class DynamicSampling:
         return outcomes > 1 and any(self._is_trained(completion) for completion, _ in pairs)
 
     def _is_trained(self, completion: Completion) -> bool:
-        masked = self.mask_truncated and completion.ended == "length"
+        masked = self.mask_truncated and completion.truncated
         return not masked and (completion.trained is None or any(completion.trained))
 
 
@@ -56,6 +56,7 @@ class SurplusGroup:
 
     cursor       the position of its prompt in the order of prompts: the prompt itself is read there again
     prompt_ids   the tokens that the completions follow
+    row_ids      those that its row had made, where an environment has added to them
     """
 
     cursor: int
@@ -63,11 +64,21 @@ class SurplusGroup:
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...]
     draw: int
+    row_ids: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, cursor: int, group: Group) -> SurplusGroup:
         """Return the group whose prompt is at `cursor`."""
-        return cls(cursor, group.prompt.ids, group.completions, group.scores, group.draw)
+        completions = tuple(replace(completion, environment=None) for completion in group.completions)  # scored
+        prompt = group.prompt
+        return cls(cursor, prompt.ids, completions, group.scores, group.draw, prompt.row_ids)
+
+    def again(self, prompt: Prompt) -> Group | None:
+        """Return the group with the prompt that is at its place now; None: that is another one."""
+        if prompt.ids != (self.prompt_ids if self.row_ids is None else self.row_ids):
+            return None
+        prompt = replace(prompt, ids=self.prompt_ids, row_ids=self.row_ids)
+        return Group(prompt, self.completions, self.scores, self.draw)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> SurplusGroup:
@@ -75,10 +86,16 @@ class SurplusGroup:
         return cls(
             record["cursor"],
             tuple(record["prompt_ids"]),
-            tuple(Completion(**_with_tuples(each)) for each in record["completions"]),
+            tuple(map(_completion, record["completions"])),
             tuple(Score(**_with_tuples(each) | {"extras": each["extras"]}) for each in record["scores"]),
             record["draw"],
+            _with_tuples(record.get("row_ids")),
         )
+
+
+def _completion(record: Mapping[str, Any]) -> Completion:
+    turns = tuple(Turn(**each) for each in record.get("turns", ()))
+    return Completion(**_with_tuples(record) | {"turns": turns})
 
 
 def _with_tuples(value: Any) -> Any:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from oncurve import durable
-from oncurve.report import RolloutFiles, group_record
+from oncurve.report import TOKENS, Pieces, RolloutFiles, group_record, packed_tokens
 from oncurve.trainer.saving.refusals import Refusals
 from oncurve.trainer.saving.retention import RolloutsSettings
 from oncurve.trainer.state import TrainerState
@@ -26,6 +28,8 @@ class Recorder:
     `notes`: messages about existing files. Raises StorageError: `rollouts/` is a link.
 
     rollouts/step-000012.jsonl.gz   one group per line: prompt, completions, token ids, log-probs, rewards, advantages
+    rollouts/step-000012.index.gz   one row per group, by which groups are listed and read one at a time
+    rollouts/step-000012.tokens     texts of the tokens, and their numbers before and after the updates
     metrics.jsonl                   one line per step, declared keys
     incidents/step-000012-0/        the batch of an update that was skipped, as tensors
 
@@ -33,6 +37,9 @@ class Recorder:
     at the latest with the step's line or when the recorder is closed: the groups of a step that has failed are there.
 
     `retention` says of which steps the groups stay. Those of a step go when the line of a later one is written.
+
+    `tokenizer` gives the tokens' texts; without one there are none. `verifier` is the name of the reward that says
+    which completions are right.
 
     A full disk does not end a step: `refusals` counts what it refuses. Lines of metrics wait in memory until they can
     be written, rollouts up to `MOST_WAITING_BYTES`, and the batch of a skipped update is left out.
@@ -44,14 +51,19 @@ class Recorder:
         state: TrainerState,
         retention: RolloutsSettings | None = None,
         refusals: Refusals | None = None,
+        tokenizer: Any = None,
+        verifier: str | None = None,
     ) -> None:
         self.directory = directory
         self.refusals = refusals or Refusals()
-        self._retention = retention or RolloutsSettings()
+        self.retention = retention or RolloutsSettings()
+        self._pieces = None if tokenizer is None else Pieces(tokenizer.decode)
+        self._verifier = verifier
         self._files = RolloutFiles(directory)
         durable.own_folder(self._files.folder)
         self._kept = set(self._files.steps())
         self._making: tuple[int, Future[dict[str, bytes]]] | None = None
+        self._ends, self._texts, self._numbers = list[int](), dict[str, str](), dict[str, Tensor]()
         self._waiting: dict[int, dict[str, bytes]] = {}
         self._unsynced: set[int] = set()
         self._remove({step for step in self._kept if step > state.step})
@@ -64,8 +76,17 @@ class Recorder:
         self.finish_rollouts()
         pairs = list(zip(groups, advantages, strict=True))
         thread = ThreadPoolExecutor(1, "oncurve-rollouts")
-        self._making = step, thread.submit(_content, step, pairs)
+        head = {"step": step} | ({} if self._verifier is None else {"verifier": self._verifier})
+        self._making = step, thread.submit(_content, head, pairs)
         thread.shutdown(wait=False)  # it ends once it is done
+        ids = [completion.ids for group in groups for completion in group.completions]
+        self._texts = {} if self._pieces is None else self._pieces.of(ids)
+        self._ends = list(accumulate(sum(len(each.ids) for each in group.completions) for group in groups))
+        self._numbers = {}
+
+    def tokens(self, numbers: Mapping[str, Tensor]) -> None:
+        """Take numbers of the tokens of the groups whose writing was begun, `(N,)` by name, in their order."""
+        self._numbers |= numbers
 
     def finish_rollouts(self) -> None:
         """Wait for the groups whose writing was begun, and write them. Raises StorageError, unless the disk is full."""
@@ -75,7 +96,8 @@ class Recorder:
         wait([content])
         self._making = None
         self.check()  # a folder that is lost is not made again
-        self._waiting[step] = content.result(timeout=0)
+        tokens = packed_tokens(self._ends, self._texts, {name: each.numpy() for name, each in self._numbers.items()})
+        self._waiting[step] = content.result(timeout=0) | {TOKENS: tokens}
         self._kept.add(step)
         try:
             self.refusals.allow(self._write_waiting)
@@ -150,7 +172,7 @@ class Recorder:
 
     def _retain(self, newest: int) -> None:
         """Remove the groups that do not stay after the step `newest`."""
-        self._remove({step for step in self._kept if not self._retention.keeps(step, newest)})
+        self._remove({step for step in self._kept if not self.retention.keeps(step, newest)})
 
     def _remove(self, steps: set[int]) -> None:
         for step in sorted(steps):
@@ -160,5 +182,5 @@ class Recorder:
         self._unsynced -= steps
 
 
-def _content(step: int, pairs: Sequence[tuple[Group, Tensor | None]]) -> dict[str, bytes]:
-    return RolloutFiles.content({"step": step, **group_record(*pair)} for pair in pairs)
+def _content(head: Mapping[str, Any], pairs: Sequence[tuple[Group, Tensor | None]]) -> dict[str, bytes]:
+    return RolloutFiles.content({**head, **group_record(*pair)} for pair in pairs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from oncurve.components import Component
 
@@ -24,6 +24,16 @@ class RolloutsSettings(Component):
     keep: Annotated[str, BeforeValidator(_checked)] = "all"
     """The steps whose groups stay: "all"; "last 20", the newest 20; "every 10", the first, every tenth and the newest.
     Metrics, resume and export do not depend on it."""
+
+    tokens_every: Annotated[int, Field(ge=0)] = 10
+    """The numbers of each token, its log-prob before and after the updates and its entropy, are computed in step 1 and
+    in every so many steps, where their groups stay; 0: never. They are for `oncurve show` and change no bit of the
+    training."""
+
+    def measures(self, step: int) -> bool:
+        """Return whether the tokens of `step` are measured: its groups stay when the next step ends, too."""
+        due = self.tokens_every > 0 and (step == 1 or step % self.tokens_every == 0)
+        return due and self.keeps(step, step + 1)
 
     def keeps(self, step: int, newest: int) -> bool:
         """Return whether the groups of `step` stay after the step `newest`; those of later steps do."""

@@ -77,9 +77,10 @@ def observe_groups(metrics: Metrics, groups: Sequence[Group], dropped: int, rewa
     completions = [completion for group in groups for completion in group.completions]
     scores = [score for group in groups for score in group.scores]
     lengths = [float(len(completion.ids)) for completion in completions]
-    for key in ("completions/length", "completions/length_max", "tokens/sampled"):
+    for key in ("completions/length", "completions/length_max"):
         metrics.add_all(key, lengths)
-    metrics.add_all("completions/truncated", [float(completion.ended == "length") for completion in completions])
+    metrics.add_all("tokens/sampled", [float(len(c.ids) if c.trained is None else sum(c.trained)) for c in completions])
+    metrics.add_all("completions/truncated", [float(completion.truncated) for completion in completions])
     metrics.add_all("completions/invalid", [float(not score.valid) for score in scores])
     faults = [score.fault for score in scores if score.fault is not None]
     metrics.add("reward/faults", float(len(faults)))

@@ -6,11 +6,15 @@ import { href, useAnswer, useStamp } from "./store.mjs";
 // The kept steps nearest to those at which a finding held.
 const near = (kept, step) => kept.reduce((best, each) => (Math.abs(each - step) < Math.abs(best - step) ? each : best), kept[0]);
 
+// A text in which "(#/run/step/group)" is a link.
+const Linked = ({ text }) => text.split(/(\(#\/[^()\s]+\))/).map((part) =>
+  part.startsWith("(#/") ? html`(<a href=${part.slice(1, -1)}>look</a>)` : visible(part));
+
 function Finding({ run, course, kept, now }) {
   const steps = kept.length ? [...new Set([near(kept, course.first_step), near(kept, course.last_step)])] : [];
   return html`<article class="sheet finding"><h3><span class=${`level ${course.level}`}>${visible(course.rule)}</span>
       <span class="dim">${course.level}, ${now ? `since step ${course.first_step}` : `steps ${course.first_step} to ${course.last_step}`}</span></h3>
-    <p><b>${visible(course.evidence)}.</b> ${visible(course.reason)}</p>
+    <p><b><${Linked} text=${course.evidence} />.</b> ${visible(course.reason)}</p>
     <p class="dim">What helps, in this order:</p><ol>${course.changes.map((change) => html`<li>${visible(change)}</li>`)}</ol>
     <p class="evidence">Look at ${steps.map((step) => html`<a key=${step} href=${href(run, step)}>the groups of step ${step}</a> `)}
       <a href=${href(run)}>the curves</a></p></article>`;

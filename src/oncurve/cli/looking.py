@@ -1,0 +1,67 @@
+"""The commands that look into runs: in a terminal, and in a browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oncurve.base.errors import ConfigError
+from oncurve.base.output import say
+from oncurve.cli.groups import Json
+
+
+def show_command(
+    directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
+    step: Annotated[int | None, typer.Option("--step", help="The step (default: the newest that is kept).")] = None,
+    group: Annotated[
+        int | None, typer.Option("--group", help="The group's number in the step, from 0 (default: list all).", min=0)
+    ] = None,
+    completion: Annotated[
+        int | None, typer.Option("--completion", help="One completion of the group, by its number.", min=0)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the groups of a step, or one group: texts, rewards, and the tokens that the step changed most.
+
+    The run may be going on.
+    """
+    from oncurve.report import show_text, shown
+
+    if completion is not None and group is None:
+        raise ConfigError("--completion: name its group, too, by --group")
+    found = shown(directory, step, group, completion)
+    say(show_text(found))
+    if as_json:
+        say(json.dumps(found))
+
+
+def view_command(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder that holds runs, or a run (default: runs).", metavar="[DIR]")
+    ] = Path("runs"),
+    port: Annotated[
+        int | None, typer.Option("--port", help="The port on 127.0.0.1 (default: 8765 or the next free one).")
+    ] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address alone; open no browser.")] = False,
+    export_to: Annotated[
+        Path | None, typer.Option("--export", help="Write a copy that opens without a server to this folder.")
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option("--steps", help="The steps of the copy: 1,10,20-25 (default: the first and the last).")
+    ] = None,
+) -> None:
+    """Show runs in a browser: curves, groups, and what each update did to each token.
+
+    The server answers this machine alone, by the address that it prints; the runs may be going on.
+    """
+    from oncurve.view import copy_runs, view
+
+    if export_to is not None:
+        say(str(copy_runs(folder, export_to, steps)))
+    elif steps is not None:
+        raise ConfigError("--steps chooses the steps of a copy: give --export FOLDER, too")
+    else:
+        view(folder, port, not no_browser)

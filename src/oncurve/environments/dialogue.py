@@ -1,0 +1,219 @@
+"""From messages to the tokens that follow what the policy has sampled.
+
+Tokens that were sampled stay as they are: nothing is tokenised again. What an environment says is rendered by the chat
+template behind a stand-in for the policy's turn, and what follows the stand-in becomes tokens:
+
+    render(history, stand-in, messages, opening of the next turn)
+    "...<|im_start|>assistant\\nSTAND-IN<|im_end|>\\n<|im_start|>tool\\n4<|im_end|>\\n<|im_start|>assistant\\n"
+                               sampled:  ^^^^^^^^^^  context: the rest
+
+This is right for templates that append: the text of the history must not change when messages follow it. A template
+that changes it ends the episode (`TemplateError`). Thoughts that a template drops from the history stay, as they were
+sampled. A tokenizer without a chat template gets the text of the messages as it is.
+
+Covered: text that spells a special token never becomes one. Not covered: images.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from oncurve.base.errors import ModelError
+from oncurve.models.loading import chat_text, encode
+from oncurve.types import Prompt
+
+_STAND_IN = "oncurve0stands0in"
+_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+
+Message = Mapping[str, Any]
+
+
+class TemplateError(Exception):
+    """The chat template does not go on from what was sampled."""
+
+
+class Dialogue:
+    """Tokens and tool calls of one tokenizer.
+
+    ends        ids of the tokens that end a turn
+    variables   of the chat template
+    """
+
+    def __init__(self, tokenizer: Any, ends: Sequence[int], variables: Mapping[str, Any]) -> None:
+        self._tokenizer, self._variables = tokenizer, dict(variables)
+        self._ends = [tokenizer.decode([end]) for end in ends]
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
+
+    def opened(self, prompt: Prompt, said: str | Sequence[Message] | None, tools: Sequence[Any]) -> Prompt:
+        """Return the prompt with what the environment says at the start, and with its tools.
+
+        Text goes to the end of the last user message, messages behind all others. Raises ModelError.
+        """
+        if prompt.messages is None:
+            text = _text_of(said) if said else ""
+            ids = prompt.ids + self._plain(text)
+            return replace(prompt, text=prompt.text + text, ids=ids, row_ids=prompt.ids) if text else prompt
+        messages = [dict(message) for message in prompt.messages]
+        if not said and not tools:
+            return prompt
+        behind = _messages_of(said)
+        contents = [_text_of(each["content"]) for each in behind] if behind or not said else [_text_of(said)]
+
+        def put(texts: Sequence[str]) -> list[dict[str, Any]]:
+            if behind or not said:
+                return [*messages, *({**each, "content": text} for each, text in zip(behind, texts, strict=True))]
+            at = max((n for n, each in enumerate(messages) if each["role"] == "user"), default=None)
+            if at is None:
+                return [*messages, {"role": "user", "content": texts[0]}]
+            changed = {**messages[at], "content": messages[at]["content"] + texts[0]}
+            return [*messages[:at], changed, *messages[at + 1 :]]
+
+        ids = self._safe(lambda texts: self._rendered(put(texts), tools), contents)
+        return replace(prompt, ids=ids, messages=tuple(put(contents)), row_ids=prompt.ids)
+
+    def reply(
+        self, history: Sequence[Message], written: Message, said: Sequence[Message], tools: Sequence[Any], ended: bool
+    ) -> tuple[int, ...]:
+        """Return the tokens between a turn of the policy and its next one.
+
+        history   the messages before the turn, `written` the turn itself, `said` what follows it; empty where the
+                  prompt was no chat
+        ended     the turn ended by an end token
+
+        Raises TemplateError.
+        """
+        contents = [_text_of(each["content"]) for each in said]
+        if not history:
+            return self._plain("".join(contents))
+        before = [{**each, "content": "-"} if each["role"] == "assistant" else each for each in history]
+
+        def tail(texts: Sequence[str]) -> str:
+            after = [{**message, "content": text} for message, text in zip(said, texts, strict=True)]
+            return self._tail(before, written, after, tools, ended)
+
+        try:
+            return self._safe(tail, contents)
+        except ModelError as error:
+            raise TemplateError(str(error)) from error
+
+    def _tail(
+        self, before: Sequence[Message], written: Message, after: Sequence[Message], tools: Sequence[Any], ended: bool
+    ) -> str:
+        calls = [
+            {"type": "function", **each, "function": {"name": "f", "arguments": {}}} for each in _calls_of(written)
+        ]
+        turn = {"role": "assistant", "content": _STAND_IN, **({"tool_calls": calls} if calls else {})}
+        whole, start = self._rendered([*before, turn, *after], tools), self._rendered(before, tools, opened=False)
+        if not whole.startswith(start):
+            raise TemplateError("the chat template changes earlier messages when others follow")
+        at = whole.rfind(_STAND_IN)
+        if at >= 0:
+            rest = whole[at + len(_STAND_IN) :]
+        else:  # the template leaves out the text of a turn with calls
+            closed = self._rendered([*before, turn], tools, opened=False)
+            if not whole.startswith(closed):
+                raise TemplateError("the chat template changes the policy's turn when messages follow")
+            cut = max(closed.rfind(end) for end in self._ends)
+            rest = whole[cut if cut >= len(start) else len(closed) :]
+        closing = min((end for end in self._ends if end in rest), key=rest.index, default=None)
+        if closing is None:
+            return rest
+        return rest[rest.index(closing) + len(closing) * ended :]
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Any], opened: bool = True) -> str:
+        variables = {**self._variables, **({"tools": list(tools)} if tools else {})}
+        return chat_text(self._tokenizer, messages, variables, opened)
+
+    def _plain(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text, none of them special.
+
+        Some tokenizers have their special tokens in the vocabulary of the text, too: there each is cut in two.
+        """
+        options = {"add_special_tokens": False, "split_special_tokens": True}
+        ids = encode(self._tokenizer, text, **options) if text else []
+        if self._special.isdisjoint(ids):
+            return tuple(ids)
+        names = "|".join(re.escape(self._tokenizer.convert_ids_to_tokens(token)) for token in self._special)
+        starts = [match.start() + 1 for match in re.finditer(names, text)]
+        pieces = [text[start:end] for start, end in pairwise([0, *starts, len(text)])]
+        found = [token for piece in pieces if piece for token in encode(self._tokenizer, piece, **options)]
+        return tuple(token for token in found if token not in self._special)
+
+    def _safe(self, render: Callable[[Sequence[str]], str], contents: Sequence[str]) -> tuple[int, ...]:
+        """Return the tokens of `render(contents)`, of which no content becomes a special one."""
+
+        def special(ids: Sequence[int]) -> list[int]:
+            return [token for token in ids if token in self._special]
+
+        ids = encode(self._tokenizer, render(contents), add_special_tokens=False)
+        own = special(encode(self._tokenizer, render(["-"] * len(contents)), add_special_tokens=False))
+        if special(ids) == own:
+            return tuple(ids)
+        marks = [f"{_STAND_IN}{number}z" for number in range(len(contents))]
+        text, found = render(marks), dict(zip(marks, contents, strict=True))
+        pieces = re.split(f"({'|'.join(marks)})", text)
+        parts = [
+            self._plain(found[piece])
+            if piece in found
+            else tuple(encode(self._tokenizer, piece, add_special_tokens=False))
+            for piece in pieces
+        ]
+        return tuple(token for part in parts for token in part)
+
+    def calls(self, prompt_ids: Sequence[int], ids: Sequence[int], text: str, tools: Sequence[Any]) -> list[Any]:
+        """Return the tool calls in a turn, each `{"name", "arguments"}`, or a string: why it cannot be read.
+
+        They are read as the tokenizer's response template has them; without one as `<tool_call>{...}</tool_call>`, or
+        as one JSON object alone.
+        """
+        if not tools:
+            return []
+        if getattr(self._tokenizer, "response_template", None) is None:
+            found = _HERMES.findall(text)
+            alone = text.strip()
+            return list(map(_call, found or ([alone] if alone.startswith("{") and '"name"' in alone else [])))
+        try:
+            message = self._tokenizer.parse_response(list(ids), prefix=list(prompt_ids), tools=list(tools))
+        except Exception as error:  # a template's own code
+            return [f"the call cannot be read: {error}"]
+        return [_call(json.dumps(each.get("function", each))) for each in message.get("tool_calls") or ()]
+
+
+def _calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
+    return message.get("tool_calls") or ()
+
+
+def _call(text: str) -> dict[str, Any] | str:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return f"the call is not JSON: {error}"
+    name = found.get("name") if isinstance(found, dict) else None
+    if not isinstance(name, str):
+        return "the call has no name"
+    arguments = found.get("arguments", found.get("parameters", {}))
+    if not isinstance(arguments, dict):
+        return f"the arguments of {name} are not an object"
+    return {"name": name, "arguments": arguments}
+
+
+def _messages_of(said: Any) -> Sequence[Message]:
+    """Return what an environment says, if that is messages."""
+    return () if not said or isinstance(said, str) or not all("role" in each for each in said) else said
+
+
+def _text_of(content: Any) -> str:
+    """Return the text of a content. Raises ModelError: it has parts that are no text."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, (list, tuple)) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    if any(text is None for text in texts):
+        raise ModelError("an environment says text, or parts of type text; images are not supported")
+    return "".join(map(str, texts))

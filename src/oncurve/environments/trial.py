@@ -1,0 +1,48 @@
+"""One short episode before a run, without a model: whether the environment's code works, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oncurve.base.errors import ConfigError
+from oncurve.environments.host import Host
+
+MADE_UP = "a made-up turn"
+
+
+def rehearsed(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, str]]:
+    """Play one turn for a row; returns (role, text) of all that was said, and of what the environment gave.
+
+    The policy's turn is made up, without a tool call.
+
+    Raises ConfigError: the environment's code cannot be loaded, or fails in the way that is told.
+    """
+    about = host.about()
+    said = [("prompt", _text(prompt))] if prompt else []
+    start = _asked(host, {"act": "start", "row": dict(row), "prompt": prompt})
+    said += [("environment", _text(start["said"]))] if start["said"] else []
+    said += [("assistant", MADE_UP)]
+    if about["answers"]:
+        reply = _asked(host, {"act": "end"})
+    else:
+        reply = _asked(host, {"act": "reply", "text": MADE_UP, "calls": []})
+        said += [(message["role"], _text(message["content"])) for message in reply["messages"]]
+        said += [] if reply["reward"] is None else [("reward", f"{reply['reward']:g}")]
+        if not reply["done"]:
+            reply = _asked(host, {"act": "end"})
+    return said + ([] if reply["outcome"] is None else [("outcome", f"{reply['outcome']:g}")])
+
+
+def _asked(host: Host, item: dict[str, Any]) -> Mapping[str, Any]:
+    reply = host.begin(0, {**item, "key": "trial", "rollout": 0, "seed": 0, "keep": False}).result()
+    if reply.fault is not None:
+        does = {"start": "its start", "reply": "its reply", "end": "its reward"}[item["act"]]
+        raise ConfigError(f"environment: {does} failed for the first row ({reply.fault}):\n{reply.message.strip()}")
+    found: Mapping[str, Any] = reply.value
+    return found
+
+
+def _text(content: Any) -> str:
+    parts = [content] if isinstance(content, str) else content
+    return "\n".join(str(p.get("content", p.get("text", p))) if isinstance(p, Mapping) else str(p) for p in parts)

@@ -1,0 +1,49 @@
+"""The numbers of each token before and after a step's updates, for who looks at the run later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from oncurve.kl import k3
+from oncurve.learner import Learner
+from oncurve.types import Group, TrainBatch
+
+TokenNumbers = Callable[[TrainBatch, Learner], dict[str, Tensor]]
+"""Numbers `(B, T)` of the tokens of a batch by name, of a learner's policy as it is now."""
+
+
+def before_updates(batch: TrainBatch, learner: Learner) -> dict[str, Tensor]:
+    """Return numbers `(B, T)` of the policy that the updates begin with, by name; a learner may have none.
+
+    before    log-probs
+    entropy   of the next-token distributions
+    kl        the k3 estimate of the distance from the reference, where there is one
+
+    The batch is unchanged: what is computed here reaches no loss.
+    """
+    seen = learner.score(batch.having(old_logprobs=None, entropy=None), frozenset({"old", "entropy"}))
+    found = {"before": seen.old_logprobs, "entropy": seen.entropy}
+    if seen.old_logprobs is not None and batch.ref_logprobs is not None:
+        found["kl"] = k3(seen.old_logprobs, batch.ref_logprobs)
+    return {name: values for name, values in found.items() if values is not None}
+
+
+def after_updates(batch: TrainBatch, learner: Learner) -> dict[str, Tensor]:
+    """Return the log-probs `(B, T)` of the policy as the updates have left it, as `after`; a learner may have none."""
+    scored = learner.score(batch.having(old_logprobs=None), frozenset({"old"})).old_logprobs
+    return {} if scored is None else {"after": scored}
+
+
+def by_token(values: Tensor, batch: TrainBatch, groups: Sequence[Group], usable: Sequence[Group]) -> Tensor:
+    """Return `values (B, T)` of the tokens of `groups`, `(N,)` in their order, as float32 on the CPU; NaN for those of
+    a group that is not among the `usable`, whose rows the batch has.
+    """
+    sizes = [sum(len(each.ids) for each in group.completions) for group in usable]
+    parts = torch.split(values.detach().cpu().float()[batch.existing().cpu()], sizes)
+    found = {id(group): part for group, part in zip(usable, parts, strict=True)}
+    none = [torch.full((sum(len(each.ids) for each in group.completions),), math.nan) for group in groups]
+    return torch.cat([found.get(id(group), lacking) for group, lacking in zip(groups, none, strict=True)])

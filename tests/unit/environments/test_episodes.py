@@ -1,0 +1,191 @@
+"""Episodes in any number of waves and workers are what one row alone writes; what goes wrong leaves one row out."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import oncurve.models.tiny
+from fakes import episodes
+from fakes.scripted import TableModel
+from fakes.tolerance import about
+from oncurve.environments import Dialogue, EpisodeEngine, Host, Tools
+from oncurve.models import LocalWeights
+from oncurve.models.loading import load_tokenizer
+from oncurve.rollout import InProcessEngine, Sampling
+from oncurve.types import Prompt
+from oracles import plain_episodes
+
+TOKENIZER = load_tokenizer(str(Path(oncurve.models.tiny.__file__).parent), local=True)
+SIZE, SEED, MOST = 3, 5, 60
+
+
+def table():
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(len(TOKENIZER), len(TOKENIZER), generator=random, dtype=torch.float64)
+    logits[:, TOKENIZER.eos_token_id] += 3.0
+    return logits
+
+
+def prompts(rows):
+    ids = [tuple(TOKENIZER(f"{number}?")["input_ids"]) for number in range(len(rows))]
+    return [Prompt(number, f"{number}?", ids[number], row) for number, row in enumerate(rows)]
+
+
+def engine(name, most=MOST, **settings):
+    environment = Tools(path=f"{Path(episodes.__file__)}:{name}", **{"processes": 2, "max_turns": 4, **settings})
+    inner = InProcessEngine(Sampling(group_size=SIZE, max_new_tokens=most), TOKENIZER, [TOKENIZER.eos_token_id], SEED)
+    inner.follow(LocalWeights(TableModel(table()), 7))
+    dialogue = Dialogue(TOKENIZER, [TOKENIZER.eos_token_id], {})
+    return EpisodeEngine(inner, Host(environment, None), dialogue, inner.sampling, SEED)
+
+
+def whole(group, completion):
+    """Everything of a completion that may not depend on what else is played, with the prompt that it follows."""
+    return (*group.prompt.ids, *completion.ids), completion.logprobs, completion.ended, completion.outcome
+
+
+@pytest.mark.parametrize(("waves", "processes", "most"), [(1, 1, 60), (2, 3, 60), (5, 2, 14)])
+def test_episodes_are_what_each_row_plays_alone(waves, processes, most):
+    rows = [{"more": number % 3} for number in range(5)]
+    seen, endings = [], Counter()
+    with engine("Guess", most, waves=waves, processes=processes) as playing:
+        given = prompts(rows)
+        groups = playing.generate(given, draw=3, on_group=lambda index, group: seen.append(index))
+    assert sorted(seen) == list(range(len(rows)))
+    for prompt, row, group in zip(given, rows, groups, strict=True):
+        assert group.prompt.id == prompt.id
+        for sample, completion in enumerate(group.completions):
+            key = (SEED, 3, prompt.id, sample)
+            alone = plain_episodes.play(
+                episodes.Guess(), table().tolist(), TOKENIZER, prompt.ids, key, row, most, max_turns=4
+            )
+            skipped = len(group.prompt.ids) + len(completion.ids) - len(prompt.ids) - len(alone.ids)
+            start = [*group.prompt.ids, *completion.ids][: len(prompt.ids) + skipped]
+            assert [*start, *alone.ids] == [*group.prompt.ids, *completion.ids]
+            assert list(completion.trained) == [False] * (len(completion.ids) - len(alone.ids)) + alone.trained
+            assert list(completion.logprobs)[-len(alone.ids) :] == about(alone.logprobs)
+            assert (completion.ended, completion.outcome) == (alone.ended, alone.outcome)
+            assert (completion.sample_index, completion.policy_version) == (sample, 7)
+            turns = [turn for turn in completion.turns if turn.role == "assistant"]
+            assert [turn.reward for turn in turns] == alone.rewards
+            written = [token for turn in turns for token in completion.ids[turn.start : turn.end]]
+            assert written == [t for t, own in zip(completion.ids, completion.trained, strict=True) if own]
+            assert [0, *(turn.end for turn in completion.turns)][-1] == len(completion.ids)
+            endings[completion.ended] += 1
+    assert set(endings) >= ({"environment", "turns"} if most == MOST else {"budget", "length"})
+
+
+def test_text_of_an_environment_is_never_a_special_token():
+    with engine("Guess") as playing:
+        groups = playing.generate(prompts([{"more": 2}] * 6), draw=0)
+    special = {TOKENIZER.eos_token_id, TOKENIZER.bos_token_id}
+    spans = [
+        (turn, completion.ids[turn.start : turn.end])
+        for group in groups
+        for completion in group.completions
+        for turn in completion.turns
+        if turn.role != "assistant"
+    ]
+    assert any("<eos>" in turn.text for turn, _ in spans)
+    assert not any(special & set(ids) for _, ids in spans)
+
+
+FAULTS = {
+    "start": "exception: ",
+    "no text": "exception: ",
+    "raises": "exception: ",
+    "exits": "exit: ",
+    "dies": "died: ",
+    "hangs": "timeout: ",
+    "forks": "died: ",
+    "memory": "memory: ",
+    "score": "exception: ",
+    "bad score": "exception: ",
+}
+
+
+@pytest.mark.parametrize("how", [*FAULTS, "prints"])
+def test_a_broken_episode_is_left_out_and_the_others_go_on_as_if_nothing_were(how, capfd):
+    rows = [{}, {"how": how}, {}]
+    with engine("Broken", timeout_seconds=2.0, memory_limit_bytes=1 << 30) as playing:
+        right = playing.generate(prompts([{}, {}, {}]), draw=0)
+        groups = playing.generate(prompts(rows), draw=0)
+        noted = playing.measured()
+    for index in (0, 2):
+        expected = [whole(right[index], completion) for completion in right[index].completions]
+        assert [whole(groups[index], completion) for completion in groups[index].completions] == expected
+    broken = groups[1].completions
+    if how == "prints":
+        assert [whole(groups[1], one) for one in broken] == [whole(right[1], one) for one in right[1].completions]
+        return
+    faulty = [one for one in broken if one.fault is not None]
+    assert faulty
+    assert all(one.fault.startswith(f"environment: {FAULTS[how]}") and one.ids for one in faulty)
+    assert noted["environment/faults"] == len(faulty)
+    assert all(one.ended == "length" for one in broken if one.fault is None)  # its environment was not asked any more
+    assert not [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "3600"]]
+
+
+@pytest.mark.parametrize("how", ["none", "huge", "no role", "number", "image", "nan", "reward"])
+def test_an_odd_reply_ends_the_episode_with_a_reason(how):
+    with engine("Odd") as playing:
+        (group,) = playing.generate(prompts([{"how": how}]), draw=0)
+    for completion in group.completions:
+        if completion.ended == "length":
+            continue
+        if how == "huge":
+            assert (completion.ended, completion.truncated, completion.fault) == ("budget", True, None)
+        elif how != "nan":
+            assert completion.fault.startswith("environment: ")
+
+
+@pytest.mark.parametrize("name", ["Deadly", "Guess"])
+def test_an_episode_whose_worker_died_is_played_again_to_the_same_bits(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("ONCURVE_DEADLY", str(tmp_path / "died"))
+    given = prompts([{"more": 1}] * 4)
+    with engine("Guess") as playing:
+        right = playing.generate(given, draw=0)
+    with engine(name, processes=1, env_pass=("ONCURVE_DEADLY",)) as playing:
+        if name == "Guess":  # killed from outside, in the middle
+            groups = playing.generate(given, draw=0, on_group=killing(playing))
+        else:
+            groups = playing.generate(given, draw=0)
+            assert os.path.exists(tmp_path / "died")
+    for one, two in zip(right, groups, strict=True):
+        assert [whole(one, each) for each in one.completions] == [whole(two, each) for each in two.completions]
+
+
+def killing(playing):
+    """Kill all workers, once, when the first group is complete."""
+    left = [True]
+
+    def kill(index, group):
+        if left.pop() if left else False:
+            for pid in playing.host.pids:
+                psutil.Process(pid).kill()
+
+    return kill
+
+
+def test_an_environment_that_is_not_exact_is_not_played_again():
+    with engine("Forgetful", processes=1, exact=False) as playing:
+        given = prompts([{"more": 3}] * 4)
+        groups = playing.generate(given, draw=0, on_group=killing(playing))
+    faults = {completion.fault for group in groups for completion in group.completions} - {None}
+    assert all("exact = false" in fault for fault in faults)
+
+
+def test_what_is_given_up_leaves_no_process():
+    with engine("Broken") as playing:
+        with pytest.raises(KeyboardInterrupt):
+            playing.generate(prompts([{}, {"how": "hangs"}]), draw=0, on_group=_interrupt)
+        pids = playing.host.pids
+    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+
+
+def _interrupt(index, group):
+    raise KeyboardInterrupt
