@@ -16,9 +16,12 @@ VENDORED = {
     "@preact/signals-core": "signals-core.mjs",
     "@preact/signals": "signals.mjs",
     "htm": "htm.mjs",
-    "uplot": "uplot.mjs",
+    "uplot": "uplot.js",
 }
 """The libraries by the names under which modules import them, each after those that it needs."""
+
+GLOBAL = {"uplot": "uPlot"}
+"""The name that a library gives its value where its small file is a classic script."""
 
 OWN = ("store", "parts", "curves", "runs", "tokens", "group", "groups", "findings", "main")
 """Our own modules, each after those that it needs."""
@@ -39,21 +42,22 @@ _AS = re.compile(r"\s+as\s+")
 @cache
 def bundle() -> str:
     """Return all modules as one classic script, which works from a file, where browsers load no modules."""
-    files = {**VENDORED, **{f"./{name}.mjs": f"{name}.mjs" for name in OWN}}
     parts = ["'use strict';const $modules={};"]
-    for name, file in files.items():
+    for name, file in {**VENDORED, **{f"./{name}.mjs": f"{name}.mjs" for name in OWN}}.items():
         source = (FOLDER / ("vendor" if name in VENDORED else "") / file).read_text(encoding="utf-8")
-        parts.append(
-            f"$modules[{name!r}]=(()=>{{const $out={{}};\n{_as_function(source, name in VENDORED)}\nreturn $out}})();"
-        )
+        if name in GLOBAL:
+            source += f"\n$out.default={GLOBAL[name]};"
+        else:
+            source = _as_function(source, name not in VENDORED)
+        parts.append(f"$modules[{name!r}]=(()=>{{const $out={{}};\n{source}\nreturn $out}})();")
     return "\n".join(parts)
 
 
-def _as_function(source: str, vendored: bool) -> str:
+def _as_function(source: str, own: bool) -> str:
     """Return a module's source as the body of a function that fills `$out` with what it exports."""
     source = re.sub(r"^//# sourceMappingURL=.*$", "", source, flags=re.M)
-    declared: list[str] = [] if vendored else _DECLARED.findall(source)  # libraries have such lines in comments
-    source = source if vendored else _DECLARED.sub("", source)
+    declared: list[str] = _DECLARED.findall(source) if own else []
+    source = _DECLARED.sub("", source) if own else source
     source = _DEFAULT.sub("$out.default=", source)
     source = _IMPORT.sub(lambda found: _taken(found[1], found[2]), source)
     source = _NAMED.sub(lambda found: _given(found[1], found[2]), source)

@@ -79,8 +79,7 @@ function Completion({ item, completion, largest, view, target }) {
 }
 
 const Legend = ({ id, scale }) =>
-  id === "none" || !scale ? null : html`<p class="legend tokens"><span class="t up4">stronger</span> <span class="t up1">weaker</span>
-    ${MEASURES[id].two ? html`${id === "ratio" ? "above 1" : "above 0"}; <span class="t down4">stronger</span> <span class="t down1">weaker</span> ${id === "ratio" ? "below 1" : "below 0"}` : id === "probability" ? "the less likely" : "the larger"};
+  id === "none" || !scale ? null : html`<p class="legend tokens"><span class="t up4">stronger</span> <span class="t up1">weaker</span>${" "}${MEASURES[id].two ? html`${id === "ratio" ? "above 1" : "above 0"}; <span class="t down4">stronger</span> <span class="t down1">weaker</span> ${id === "ratio" ? "below 1" : "below 0"}` : id === "probability" ? "the less likely" : "the larger"};
     the strongest from ${id === "ratio" ? short(Math.exp(scale)) : id === "probability" ? short(1 - scale) : short(scale)} on</p>`;
 
 export function Group({ run, step, group, completion, token }) {
@@ -135,7 +134,8 @@ export function Group({ run, step, group, completion, token }) {
       <${Select} label="Order" value=${order} onChange=${setOrder} options=${ORDERS} />
       <${Select} label="Layout" value=${layout} onChange=${setLayout} options=${[["side", "side by side"], ["stacked", "stacked"]]} />
       <label class="check"><input type="checkbox" checked=${figures} onChange=${() => setFigures(!figures)} /> figures</label></div>
-    ${items.some((item) => item.pieces) ? html`<${Legend} id=${id} scale=${scale} />` : html`<p class="dim">The texts of single tokens were not recorded in this run.</p>`}
+    ${items.some((item) => item.pieces) ? html`<${Legend} id=${id} scale=${scale} />
+      ${!measures.includes("change") && html`<p class="dim">What this step did to each token was not measured; rollouts.tokens_every says at which steps it is.</p>`}` : html`<p class="dim">The texts and numbers of single tokens were not recorded in this step.</p>`}
     <div class=${`completions ${layout}`}>${ordered(items, order).map((place) => html`<${Completion} key=${place} item=${items[place]} completion=${place}
       largest=${largest} view=${view} target=${(number) => href(run, step, group, number)} />`)}</div>
     ${items.some((item) => item.pieces) && html`<${Readout} items=${items} id=${id} />`}`;
