@@ -81,7 +81,7 @@ class Browser:
         """Return what axe-core finds that is serious or critical, a line each."""
         if not self.run("return typeof axe !== 'undefined'"):
             self.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": AXE.read_text("utf-8")})
-        done = "const end = arguments[0]; axe.run().then((found) => end(found.violations), (error) => end([String(error)]))"
+        done = "const end = arguments[0]; axe.run().then((found) => end(found.violations), (e) => end([String(e)]))"
         found = self.driver.execute_async_script(done)
         bad = [each for each in found if isinstance(each, str) or each["impact"] in ("serious", "critical")]
         return [each if isinstance(each, str) else f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in bad]

@@ -31,7 +31,7 @@ def view(folder: Path, port: int | None, browser: bool) -> None:
     try:
         import uvicorn
 
-        from oncurve.view.application import application
+        from oncurve.view.server import application
     except ImportError as error:
         raise ConfigError("oncurve view needs its extra: pip install oncurve[view]") from error
     key = secrets.token_urlsafe(24)
