@@ -12,6 +12,7 @@ import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from oncurve.base.errors import ConfigError, RunDirectoryError, shown
 from oncurve.base.output import say
@@ -34,12 +35,13 @@ def view(folder: Path, port: int | None, browser: bool) -> None:
         from oncurve.view.server import application
     except ImportError as error:
         raise ConfigError("oncurve view needs its extra: pip install oncurve[view]") from error
-    key = secrets.token_urlsafe(24)
+    key, library = secrets.token_urlsafe(24), Library(existing(folder))
+    alone = [quote(name, safe="") for name, path in library.names().items() if path == library.root]
     with _listening(port) as listening:
         number = listening.getsockname()[1]
-        address = f"http://127.0.0.1:{number}/#key={key}"
+        address = "/".join([f"http://127.0.0.1:{number}/#key={key}", *alone])
         settings = uvicorn.Config(
-            application(Library(existing(folder)), key),
+            application(library, key),
             http="h11",
             ws="none",
             lifespan="off",

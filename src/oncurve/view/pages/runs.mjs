@@ -1,8 +1,8 @@
 // The runs of a folder, one run, and several over each other.
 import { useEffect, useState } from "preact/hooks";
 import { Curves } from "./curves.mjs";
-import { ago, html, percent, Problem, short, useKeys, visible, Waiting } from "./parts.mjs";
-import { compareHref, get, go, href, isCopy, link, useAnswer, useMetrics, useStamp } from "./store.mjs";
+import { ago, html, percent, Problem, short, visible, Waiting } from "./parts.mjs";
+import { compareHref, get, href, isCopy, link, useAnswer, useMetrics, useStamp } from "./store.mjs";
 
 const RUNS_MS = 3000;
 
@@ -49,10 +49,6 @@ export function Runs() {
     const timer = setInterval(() => !document.hidden && setTurn((old) => old + 1), RUNS_MS);
     return () => clearInterval(timer);
   }, []);
-  const alone = rows?.length === 1 ? rows[0].run : null;
-  useEffect(() => {
-    if (alone !== null && sessionStorageOnce()) go(href(alone));
-  }, [alone]);
   if (rows === null) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;
   const toggle = (run) => setChosen(chosen.includes(run) ? chosen.filter((each) => each !== run) : [...chosen, run]);
   return html`<h1>Runs</h1>
@@ -71,13 +67,6 @@ export function Runs() {
         <td class="number">${short(row.reward)}</td><td class="number"><${Accuracy} value=${row.accuracy} /></td>
         <td><a class="plain" href=${href(row.run, "doctor")}><${Worst} found=${worst[row.run]} /></a></td>
         <td class="number dim">${ago(Date.now() / 1000 - row.written)} ago</td></tr>`)}</tbody></table></div>`}`;
-}
-
-let first = true;
-function sessionStorageOnce() {
-  const before = first;
-  first = false;
-  return before;
 }
 
 export function Tabs({ run, at, kept }) {

@@ -20,7 +20,7 @@ const decoded = (text) => {
 };
 const number = (text) => (/^\d{1,15}$/.test(text ?? "") ? Number(text) : null);
 
-// "#/run/step/group/completion/token", "#/run/doctor", "#/run/prompt/7", "#compare/run/run", "#key=..."
+// "#/run/step/group/completion/token", "#/run/doctor", "#/run/prompt/7", "#compare/run/run", "#key=KEY" or "#key=KEY/run"
 export function parsed(hash) {
   const parts = hash.replace(/^#\/?/, "").split("/").map(decoded);
   if (!hash.startsWith("#/")) return parts[0] === "compare" ? { page: "compare", runs: parts.slice(1) } : { page: "runs" };
@@ -40,12 +40,12 @@ export const go = (target) => (location.hash = target);
 export const stay = (target) => history.replaceState(null, "", target);
 
 function arrived() {
-  const given = /^#key=([\w-]+)$/.exec(location.hash);
+  const given = /^#key=([\w-]+)(?:\/([^/]+))?$/.exec(location.hash);
   if (given !== null && !isCopy) {
     localStorage.setItem(KEY, given[1]);
     key.value = given[1];
     link.value = "live";
-    stay(sessionStorage.getItem("at") ?? "#/");
+    stay(sessionStorage.getItem("at") ?? `#/${given[2] ?? ""}`);
   }
   if (!isCopy) sessionStorage.setItem("at", location.hash || "#/");
   route.value = parsed(location.hash);
