@@ -50,7 +50,7 @@ export function Runs() {
     return () => clearInterval(timer);
   }, []);
   if (rows === null) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;
-  const toggle = (run) => setChosen(chosen.includes(run) ? chosen.filter((each) => each !== run) : [...chosen, run]);
+  const toggle = (run) => setChosen((old) => (old.includes(run) ? old.filter((each) => each !== run) : [...old, run]));
   return html`<h1>Runs</h1>
     ${rows.length === 0 && html`<p class="lead">There are no runs here yet. oncurve train RECIPE begins one.</p>`}
     ${rows.length > 1 && html`<p class="tools"><a class=${chosen.length < 2 ? "button off" : "button"} role="button" id="compare"
