@@ -45,7 +45,7 @@ def view(folder: Path, port: int | None, browser: bool) -> None:
             http="h11",
             ws="none",
             lifespan="off",
-            log_level="warning",
+            log_level="critical",
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=2,
