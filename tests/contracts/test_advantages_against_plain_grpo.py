@@ -50,10 +50,6 @@ def check(got: Tensor, batch: TrainBatch, per_completion: list[list[float]]) -> 
     torch.testing.assert_close(got, expected * batch.existing(), atol=1e-12, rtol=1e-10)
 
 
-def same_tokens(got: Tensor, expected: list[list[float]]) -> None:
-    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), atol=1e-12, rtol=1e-9)
-
-
 @given(seed=st.integers(0, 2**31))
 @settings(max_examples=15)
 def test_outcome_advantages(seed: int) -> None:

@@ -1,7 +1,6 @@
 """A rollout engine that ends its own process, stops it or fails, once for each file of orders, in workers alone.
 
-A file `ACTION-NUMBER` in the folder `orders` is for the first worker that finds it as it begins a shard. "hold" lets it
-wait until `released(orders)` is there.
+A file `ACTION-NUMBER` in the folder `orders` is for the first worker that finds it as it begins a shard.
 """
 
 import os
@@ -37,21 +36,7 @@ class DeadlyEngine(InProcessEngine):
                     raise ZeroDivisionError("a defect")
                 if action == "hang":
                     time.sleep(600)
-                if action == "hold":
-                    self.wait_for_release()
-                    continue
                 os.kill(os.getpid(), signal.Signals[action])
-
-    def wait_for_release(self) -> None:
-        deadline = time.monotonic() + 120
-        while not released(self.orders).exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-
-def released(orders: Path) -> Path:
-    """With this file all workers go on that are held."""
-    return orders.with_suffix(".released")
 
 
 def order(orders: Path, action: str, count: int = 1) -> None:

@@ -58,13 +58,12 @@ def make_learner(
     dtype: torch.dtype | None,
     make: type[LocalLearner],
     teacher: CausalModel | None = None,
-    estimator: str = "k3",
     **settings: Any,
 ) -> Any:
     return LearnerConfig(**{**SETTINGS, **settings}).build(
         model,
         OBJECTIVE_KINDS["clipped"](),
-        Regularizer(KLPenalty(estimator=estimator, coef=0.1), 0.01),
+        Regularizer(KLPenalty(coef=0.1), 0.01),
         make=make,
         teacher=teacher,
         temperature=0.7,

@@ -4,7 +4,6 @@ python toy_cluster.py 0 0 2        three nodes with a processor each, and so man
                                    the address, then a line per order
 add                                another node
 remove N                           kill -9 the raylet of node N
-behead                             kill -9 the server of the cluster, which its first node has
 """
 
 import subprocess
@@ -33,8 +32,6 @@ def main() -> None:
                 nodes.append(cluster.add_node(**small))
             case ["remove", number]:
                 nodes[int(number)].kill_raylet()
-            case ["behead"]:
-                cluster.head_node.kill_gcs_server(check_alive=False)
         say("done")
     cluster.shutdown()
 

@@ -9,15 +9,12 @@ import importlib
 import json
 import math
 import os
-import re
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -46,7 +43,6 @@ class Served:
         self.lock = threading.Lock()
         self.model = load(folder)
         self.longest = longest or self.model.longest_row or 0
-        self.shapes, self.broken = shapes(self.model), False
 
     def generate(self, body: dict[str, Any]) -> dict[str, Any]:
         asked, ids = body["sampling_params"], tuple(body["token_ids"])
@@ -93,12 +89,7 @@ class Served:
                 assert self.paused, "an update while it samples"
                 assert body["method"] == "reload_weights"
                 with self.lock:
-                    found = load(body["kwargs"]["weights_path"])
-                    self.broken = (
-                        self.broken or shapes(found) != self.shapes
-                    )  # after one that fails vLLM takes no other
-                    assert not self.broken, "weights of another shape have come"
-                    self.model = found
+                    self.model = load(body["kwargs"]["weights_path"])
                 return {"results": [None]}
             case "/reset_prefix_cache":
                 return {"success": True}
@@ -109,10 +100,6 @@ class Served:
 
 def load(folder: str) -> CausalModel:
     return loaded_from(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()).model
-
-
-def shapes(model: CausalModel) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in model.module.state_dict().items()}
 
 
 def obey(answer: Any) -> Any:
@@ -130,8 +117,6 @@ def obey(answer: Any) -> Any:
                     os.kill(os.getpid(), signal.Signals[action])
                 case "hang":
                     time.sleep(600)
-                case "half":
-                    return HALF
                 case "500":
                     raise ZeroDivisionError("a defect of the server")
                 case "garbage":
@@ -144,9 +129,6 @@ def obey(answer: Any) -> Any:
                     choice["weight_versions"][0]["version"] = "an older one"
             break
     return answer
-
-
-HALF = b'{"choices": [{"token_ids": [1, 2'
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -210,12 +192,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, content: bytes) -> None:
         self.send_response(status)
-        self.send_header("Content-Length", str(2 * len(content) if content is HALF else len(content)))
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
-        if content is HALF:
-            self.wfile.flush()
-            time.sleep(600)
 
 
 def tiny_llama(seed: int = 0, vocabulary: int = 96) -> CausalModel:
@@ -242,35 +221,6 @@ def server_program(folder: Path) -> None:
     script = folder / "vllm"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).absolute()}" "$@"\n')
     script.chmod(0o755)
-
-
-def documented(model: Path, port: int) -> str:
-    """The command by which docs/cluster.md starts a server, for this model, at this port."""
-    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
-    (command,) = re.findall(r"^VLLM_SERVER_DEV_MODE=1 vllm serve .*?(?=\n```)", page, re.MULTILINE | re.DOTALL)
-    assert " my-model " in command
-    return f"{command.replace('my-model', str(model))} --port {port}"
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-@contextmanager
-def started(command: str, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A shell's command in the background, in a session of its own; all of it is killed in the end."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            ["sh", "-c", command], stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
 
 
 def main() -> None:

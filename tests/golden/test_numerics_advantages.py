@@ -248,22 +248,6 @@ def test_with_gamma_and_lambda_1_it_is_the_reward_to_come_less_the_value() -> No
     assert returns[0].tolist() == pytest.approx([1.25, 0.75, 1.0], abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "values", "gamma", "lam", "expected"),
-    [
-        ([1.0, 2.0, 3.0], [0.5, 1.0, 1.5], 0.5, 1.0, [2.75, 3.5, 3.0]),
-        ([1.0, 2.0, 3.0], [0.5, 1.0, 1.5], 1.0, 0.5, [3.625, 4.25, 3.0]),
-        ([0, 0, 0, 1], [0, 0, 0, 1], 0.9, 0.95, [0.6579225, 0.7695, 0.9, 1.0]),
-    ],
-)
-def test_returns_of_other_projects_tests(
-    rewards: list[float], values: list[float], gamma: float, lam: float, expected: list[float]
-) -> None:
-    mask = torch.ones(1, len(rewards), dtype=torch.bool)
-    _, returns = gae(one(rewards), one(values), mask, gamma, lam)
-    assert returns[0].tolist() == pytest.approx(expected, abs=1e-6)
-
-
 def batch_of(reward: float, logprobs: list[float], **stats: Tensor) -> TrainBatch:
     completion = Completion(tuple(range(len(logprobs))), "", tuple(logprobs), "eos", 0, 0)
     return collate([Group(Prompt(0, "", (1,)), (completion,), (Score(reward),))]).having(**stats)

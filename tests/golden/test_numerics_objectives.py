@@ -16,7 +16,6 @@ from oncurve.losses import (
     KLPenalty,
     Objective,
     Regularizer,
-    Reinforce,
     SequenceProduct,
 )
 from oncurve.metrics import Metrics
@@ -117,28 +116,6 @@ def test_sequence_takes_the_product_of_the_trained_tokens_ratios() -> None:
     clipped = SequenceProduct()(TokenStats(log_ratios), batch)
     assert clipped.loss.sum().item() == pytest.approx(-1.2)
     assert clipped.stats["policy/clip_high"][0, :3].tolist() == [1, 1, 1]
-
-
-def test_sequence_losses_spread_over_tokens_so_that_row_sums_are_the_completions_losses() -> None:
-    generator = torch.Generator().manual_seed(3)
-    logprobs, old = (torch.rand(3, 5, generator=generator, dtype=torch.float64) / 10 for _ in range(2))
-    mask = torch.rand(3, 5, generator=generator) < 0.7
-    rewards = [1.0, -2.0, 0.5]
-    batch = batch_of(old, torch.tensor(rewards, dtype=torch.float64)[:, None].expand(3, 5), mask)
-    loss = SequenceProduct()(TokenStats(logprobs), batch).loss
-    for row, advantage in enumerate(rewards):
-        ratio = math.exp(sum((logprobs[row, t] - old[row, t]).item() for t in range(5) if mask[row, t]))
-        expected = max(-advantage * ratio, -advantage * min(max(ratio, 0.8), 1.2))
-        assert loss[row].sum().item() == pytest.approx(expected)
-
-
-def test_reinforce() -> None:
-    logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
-    batch = batch_of(None, torch.tensor([[0.5, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
-    loss = Reinforce()(TokenStats(logprobs), batch).loss
-    assert loss.tolist() == [[0.5, -2.0]]
-    loss.sum().backward()
-    assert logprobs.grad.tolist() == [[-0.5, 1.0]]
 
 
 def test_two_armed_softmax() -> None:

@@ -219,7 +219,10 @@ def test_a_run_takes_the_memory_that_is_forecast(captures: pretended_gpu.Capture
     assert found == {phase: pytest.approx(wanted[phase], rel=0.15) for phase in found}
 
 
-@pytest.mark.parametrize("measure", [decoding, admission, micro_batch, all_captured])
+SLOW = [pytest.param(measure, marks=pytest.mark.slow) for measure in (decoding, all_captured)]
+
+
+@pytest.mark.parametrize("measure", [admission, micro_batch, *SLOW])
 def test_no_figure_has_changed(measure: Any, captures: pretended_gpu.Captures) -> None:
     found = measure(captures)
     assert found == {name: FIGURES[name] for name in found}, "larger: not allowed; smaller: write it into FIGURES"

@@ -7,7 +7,7 @@ lost. In bfloat16 a rounding may draw another token, so only the figures of one 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,14 @@ CASES: dict[str, tuple[str | list[str], dict[str, Any]]] = {
 }
 
 
+SLOW = {"small micro-batches", "LoRA with a reference", "gspo", "gmpo", "cispo", "sapo", "dppo", "rloo", "lean"}
+"""What adds to the others an objective whose maths is the CPU's, or a mixture of what they have."""
+
+
+def marked(cases: Iterable[str]) -> list[Any]:
+    return [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in cases]
+
+
 def rewarding(of: int = 7) -> Callable[[list[int]], float]:
     """A reward that runs in this process, being a closure. It is 1 for some, and all but never equal in a group."""
     return lambda completion_ids: float(completion_ids[-1] % 2) or sum(completion_ids) % of / 10
@@ -86,7 +94,7 @@ def trained(case: str, device: torch.device) -> oncurve.TrainedRun:
     )
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", marked(CASES))
 def test_a_run_is_that_of_the_cpu(case: str, gpu: torch.device) -> None:
     compare(trained(case, gpu), trained(case, CPU), EXACT)
 
@@ -135,7 +143,7 @@ def test_a_model_from_a_folder(
     compare(oncurve.resume(tmp_path / "gpu", reward=rewarding(), settings=on), theirs, SINGLE)
 
 
-@pytest.mark.parametrize("case", [name for name, settings in TEXTS.items() if "model.dtype" in settings])
+@pytest.mark.parametrize("case", marked(name for name, settings in TEXTS.items() if "model.dtype" in settings))
 def test_bfloat16(case: str, gpu: torch.device, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = weights.ModelConfig(path=str(folder), dtype="bfloat16", device="cpu").build().model.module.state_dict()
     run = loaded(case, gpu, folder, monkeypatch)

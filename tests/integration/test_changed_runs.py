@@ -18,7 +18,6 @@ from oncurve.run.directory.identity import Differences, compare, defaults_of
 from oncurve.trainer import FORMAT
 
 Command = Callable[..., Said]
-REWARD = "rewards=[{kind='python', path='reward.py:length', processes=1}]"
 STEPS = 2
 
 

@@ -87,12 +87,6 @@ REFUSED = {
     "run --adapter": "--adapter: the run trains all weights and has no adapter",
     "run --out model": "model exists; nothing is overwritten",
     "run --out /proc/self/there": "cannot be made",
-    "run --to wandb": "--to: expected huggingface or inspect, got 'wandb'",
-    "run --to inspect --adapter": "--adapter: logs of Inspect hold no weights",
-    "run --to inspect --step best": "--step: expected the number of a step, got 'best'",
-    "run --to inspect --step 7": "there are no rollouts of step 7 in run; there are those of: 1, 2",
-    "run --to inspect --out model": "model exists; nothing is overwritten",
-    "model --to inspect": "model has no config.toml",
     "nothing": "nothing is not a folder",
     "model": "model has no config.toml",
 }
@@ -120,12 +114,11 @@ def test_a_damaged_checkpoint_is_passed_over_or_named(command: Command) -> None:
     assert same("harmed/export/step-000001", "midway")
 
 
-@pytest.mark.parametrize("words", ["", "--to inspect"])
-def test_an_export_writes_through_no_link(command: Command, tmp_path: Path, words: str) -> None:
+def test_an_export_writes_through_no_link(command: Command, tmp_path: Path) -> None:
     shutil.copytree("run", tmp_path / "run", ignore=shutil.ignore_patterns("export"))
     (tmp_path / "mine").mkdir()
     (tmp_path / "run/export").symlink_to(tmp_path / "mine")
-    said = command("export", str(tmp_path / "run"), *words.split())
+    said = command("export", str(tmp_path / "run"))
     assert said.code == 2
     assert "is a symbolic link" in said.err
     assert not any((tmp_path / "mine").iterdir())
@@ -154,6 +147,6 @@ def test_what_a_killed_export_left_goes_with_the_next_and_nothing_else(project: 
         (folder / living).mkdir()
         (folder / other).mkdir()
     assert command("export", "run", "--step", "1", "--out", "left/best").code == 0
-    assert command("export", "run", "--to", "inspect").code == 0
+    assert command("export", "run", "--step", "1").code == 0
     assert {entry.name for entry in names[0].iterdir()} == {"best", living, other}
     assert {entry.name for entry in names[1].iterdir() if entry.name.startswith(".")} == {living}

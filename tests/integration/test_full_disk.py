@@ -79,21 +79,6 @@ def mended_by_a_resume():
 
 lay_out(Path("."))
 """
-FULL_FOR_A_WHILE = """
-train("whole")
-for first, last in ((1, 5), (2, 7), (4, 7)):
-    seen = {}
-    def on_step(result):
-        seen[result.step] = result.metrics.get("disk/refused_writes", 0)
-        if result.step == first:
-            fill()
-        if result.step == last:
-            free()
-    train(f"{first}-{last}", on_step)
-    equals_whole(f"{first}-{last}")
-    assert sum(seen.values())
-    print("refused", first, last, json.dumps(seen), file=sys.stderr)
-"""
 FULL_FOR_A_WHILE_WITH_SHARDS = """
 SETTINGS |= {"cluster.sharding": "fsdp", "cluster.learner_ranks": 2, "checkpoint.every": 1}
 train("whole")
@@ -159,16 +144,6 @@ def run(folder: Path, script: str) -> tuple[str, str]:
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
-
-
-def test_a_disk_that_is_full_for_a_while_changes_no_number(tmp_path: Path) -> None:
-    out, errors = run(tmp_path, FULL_FOR_A_WHILE)
-    said = re.findall(r"^step (\d+): (.*)$", out + errors, re.MULTILINE)
-    refused = [(int(step), text) for step, text in said if "Training goes on" in text]
-    # From 1 to 5: told after the first, second and fourth step in a row; from 2 and from 4 to 7 likewise.
-    assert [step for step, _ in refused] == [2, 3, 5, 3, 4, 6, 5, 6]
-    assert all("No space left on device" in text and "free some space" in text for _, text in refused)
-    assert [int(step) for step, text in said if "takes what is written again" in text] == [6, 8, 8]
 
 
 def test_a_disk_that_is_full_for_a_while_loses_no_rank_of_a_divided_model(tmp_path: Path) -> None:

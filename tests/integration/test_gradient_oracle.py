@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fakes.architectures import architecture
 from fakes.learning import (
@@ -61,12 +61,6 @@ def logits_of(module: nn.Module):
     return lambda ids: plain_logits(module, ids)[0]
 
 
-def judge(groups: list[Group], config: PlainConfig, old: bool = True) -> Tensor:
-    policy, reference = tiny_model(seed=0).module, tiny_model(seed=1).module
-    loss = reference_loss(logits_of(policy), plain_groups(groups, old), config, logits_of(reference))
-    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(policy.parameters()))])
-
-
 @pytest.mark.parametrize("estimator", tuple(KL_KINDS))
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_gradient_is_the_oracles_for_each_objective_and_kl_in_every_aggregation(objective: str, estimator: str) -> None:
@@ -87,15 +81,6 @@ def test_gradient_is_the_oracles_for_each_objective_and_kl_in_every_aggregation(
         right = torch.cat([part.flatten() for part in parts])
         for tolerance, learner in learners.items():
             assert relative_error(gradient(learner, finished(learner, groups, aggregation)), right) <= tolerance
-
-
-@pytest.mark.parametrize("old", [True, False])
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_gradient_is_the_oracles_without_kl_where_constant_groups_are_not_computed(objective: str, old: bool) -> None:
-    groups = random_groups(rewards=REWARDS)
-    right = judge(groups, PlainConfig(temperature=0.7, objective=objective, kl_coef=0.0), old)
-    learner = make_learner(objective, kl_coef=0.0)
-    assert relative_error(gradient(learner, finished(learner, groups, old=old)), right) <= 1e-10
 
 
 def test_updates_in_a_row_are_the_oracles() -> None:

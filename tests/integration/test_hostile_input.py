@@ -105,7 +105,7 @@ def test_a_configuration_that_no_model_has_is_refused_by_train_and_plan(
     text = change if isinstance(change, str) else json.dumps(json.loads(file.read_text()) | change)
     file.write_text(text)
     refused(command("train", "recipe.toml", "run.steps=1", "--out", "out"), "model")
-    said = command("plan", "recipe.toml", "--group-size", "2")
+    said = command("plan", "recipe.toml", "rollout.group_size=2")
     assert said.code == 2, said
     assert "Traceback" not in said.err
     assert "model" in said.err

@@ -312,18 +312,6 @@ def test_a_second_signal_ends_at_once(command: Command) -> None:
 
 
 @pytest.mark.slow
-def test_kill_9_leaves_no_worker(command: Command) -> None:
-    stop_in_the_second_step(0, seconds=60)
-    process = started("train", "recipe.toml", PYTHON_REWARD, "checkpoint.every=1", "--out", "killed")
-    until_the_second_step()
-    process.kill()
-    process.communicate(timeout=60)
-    assert workers_are_gone()
-    assert command("resume", "killed").code == 0
-    assert equals_whole("killed")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("after_seconds", [0.0, 0.4, 1.0, 2.0])
 def test_ctrl_c_at_any_time_of_the_start_shows_no_traceback(command: Command, after_seconds: float) -> None:
     process = started("train", "recipe.toml", "run.steps=100000", "--out", f"start-{after_seconds}")

@@ -102,7 +102,7 @@ def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["process", pytest.param("outcome", marks=pytest.mark.slow)])
 def test_reference_and_reward_model_change_at_the_boundaries_and_held_out_prompts_measure_it(
     kind: str, networks: dict[str, Path]
 ) -> None:

@@ -179,13 +179,6 @@ def test_a_node_that_does_not_join_ends_the_job(bench: Bench) -> None:
     assert not bench.words.exists()
 
 
-def test_a_ray_that_ends_at_once_ends_the_job(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, ray="#!/bin/bash\nexit 1\n", oncurve=TRAIN_THAT_SAYS_ITS_WORDS)
-    code, errors = bench.finished(SLURM)
-    assert code == 1
-    assert "Ray has ended on a node" in errors
-
-
 def test_the_manifest_has_fields_that_kuberay_publishes() -> None:
     found = yaml.safe_load((EXAMPLES / "rayjob.yaml").read_text(encoding="utf-8"))
     assert (found["apiVersion"], found["kind"]) == ("ray.io/v1", "RayJob")

@@ -35,6 +35,7 @@ def test_a_run_with_gaps_is_trained_reported_examined_and_read(command: Command)
         run.report()
 
 
+@pytest.mark.slow
 def test_a_resume_may_change_what_is_kept_and_stays_exact(command: Command) -> None:
     settings = ["run.steps=6", "checkpoint.every=2"]
     assert command("train", "recipe.toml", *settings, "--out", "whole").code == 0

@@ -72,11 +72,7 @@ SETTINGS = {
     "data=data.jsonl": "did you mean data.path=data.jsonl?",
     "advantage=rlo": "did you mean advantage.kind=rloo?",
     "rewards.0=exact": "did you mean rewards.0.kind=exact?",
-    "kl.coeff=0.1": "kl.coeff: unknown key; did you mean 'coef'? (the command line)",
-    "rollout.stop=w3": "rollout.stop: expected a list, got 'w3'; write [\"w3\"]",
-    "rollout.eos_ids=3": "rollout.eos_ids: expected a list, got 3; write [3]",
     "rollout.eos_ids=[99999]": "99999 is not a token of the model",
-    "learner.learning_rate=0.1.2": "learner.learning_rate: expected a number, not a string",
     "learner.lr=1e-3": "did you mean learner.learning_rate?",
     "beta=0.1": "did you mean kl.coef?",
     "epsilon=0.2": "objective.clip_low",
@@ -86,11 +82,9 @@ SETTINGS = {
     "rollout.top_p=0.9": "sampling is not cut off",
     "rollout.max_new_tokens=129": "rollout.max_new_tokens: 129 leaves no room",
     "rollout.max_new_tokens=128": "data.jsonl line 1: the prompt has",
-    "advantage.kind=GRPO": "did you mean 'grpo'?",
     "model.dtype=fp16": "expected 'auto', 'float32' or 'bfloat16'",
     "model.path=model/config.json": "is a file; model.path names a directory",
     "model.path=./nope": "nope: no such directory",
-    "run.seed=1.5": "run.seed: should be a valid integer",
     "run.name=a/b": "a name has no slash",
     "recipe.toml": "expected section.key=value",
     "data.system=x": "the model's tokenizer has no chat template",
@@ -99,19 +93,11 @@ SETTINGS = {
     "data.path=model": "has no file of rows",
     "data.template={promt}": "data.jsonl line 1: column 'promt' is missing; it has: prompt",
     "data.template={prompt": "{{ or }} for a brace",
-    "eval.every=2": "set data.eval_path, data.eval_split or data.eval_fraction",
-    "rollouts.keep=20": 'rollouts.keep: expected "all", "last 20" or "every 10"',
-    "critic.kind=own": 'set critic.kind to "none"',
     "reward=exact": "did you mean 'rewards'?",
-    "rewards.0.patern=x": "did you mean 'pattern'?",
-    "rewards.0.timeout_seconds=0": "should be greater than 0",
     "rewards=[]": "rewards: missing; add a [[rewards]] table",
-    "rewards=[{kind='maths'}]": "rewards.0.kind: unknown kind 'maths'; did you mean 'math'?",
     "rewards=[{kind='exact', answer='anwser'}]": "did you mean 'answer'?",
     "rewards=[{kind='choice'}]": "data.jsonl line 1: reward choice: column 'answer' holds 'w3', which is no letter",
     "rewards=[{kind='format', preset='xml'}]": "expected 'think', 'think_answer'",
-    "rewards=[{kind='overlong', buffer=99}]": "rewards.0.buffer: 99 tokens are more than",
-    "rewards=[{kind='length_cap', max_length=6}]": "set it below 6",
     "rewards=[{kind='model_judge'}]": "rewards.0.url: missing",
     "rewards=[{path='reward.py:'}]": "names no function; write 'reward.py:name'",
     "rewards=[{path='reward.py:length', kwargs={limit=1}}]": "kwargs: it takes no 'limit'",
@@ -194,9 +180,8 @@ COMMANDS = {
     "plan nope.toml": "did you mean 'recipe.toml'?",
     "plan model": "oncurve plan model --data train.jsonl --reward math",
     "plan recipe.toml --machine h200x": "did you mean 'h200'?",
-    "plan recipe.toml --memory lots": "a machine is missing",
+    "plan recipe.toml --memory 9GiB": "name it, or one like it, with --machine",
     "plan --model nope": "'nope': unknown",
-    "plan --parameters many": "expected a number above 0, like 7B",
     "config show nope": "there is no recipe, preset or model 'nope' here",
     "config explain grpo kl.coef=x": "kl.coef: expected a number",
     "config explain task --preset grop": "--preset: there is no recipe or preset 'grop'; did you mean 'grpo'?",
@@ -217,7 +202,6 @@ COMMANDS = {
     "init gsm": "did you mean 'gsm8k'?",
     "init task --out task.yaml": "ends in .toml",
     "demo --out model": "nothing in it is overwritten",
-    "demo --process --ppo": "--process and --ppo are two demos",
 }
 
 
@@ -238,9 +222,7 @@ def test_what_a_command_does_not_take_shows_its_usage(unchanged: Command, words:
 ROWS = {
     "prompt,answer\nw3,w4\n": "data.jsonl line 1, column 1: not JSON",
     '[\n{"prompt":"w3"}\n{"prompt":"w4"}]\n': "line 3, column 1: not JSON",
-    "{'prompt': 'w3'}\n": "line 1, column 2: not JSON",
     '{"prompt": "w3"}{"prompt":"w4"}\n': "line 1, column 17: not JSON",
-    '[{"prompt": "w3"}, 4]\n': "data.jsonl row 2: expected an object",
     '{"prompt": [{"role":"user","content":"w3"}]}': "has no chat template",
     "PAR1\0\0": "data.jsonl",
     '{"prompt": "w3"}\n' * 40 + '{"promt": "w3"}\n': "line 41: column 'prompt' is missing",
@@ -262,8 +244,6 @@ def test_a_data_file(command: Command, content: str) -> None:
 
 RECIPES = {
     "": "model.path: missing",
-    "[run\nsteps=3": "(at line 1, column 5)",
-    "run.steps = true": "not true or false",
     "steps = 3\n": "did you mean run.steps",
     "[Run]\nsteps=3\n": "did you mean 'run'?",
     "[[reward]]\nkind='math'\n": "did you mean 'rewards'?",
@@ -282,8 +262,6 @@ def test_a_recipe(command: Command, content: str) -> None:
 
 REWARDS = {
     "": "has no 'length'",
-    "def length(:": "reward.py failed: line 1: invalid syntax",
-    "import nowhere_at_all": "No module named 'nowhere_at_all' (reward.py line 1)",
     "import sys; sys.exit(3)": "SystemExit: 3 (reward.py line 1)",
     "def length(): return 1": "has no parameters; columns are passed by name",
     "length = 3": "is a int, not a function",
@@ -296,27 +274,6 @@ def test_a_reward(command: Command, source: str) -> None:
     Path("reward.py").write_text(source)
     reward = "rewards=[{kind='python', path='reward.py:length', processes=1}]"
     refused(command("train", "recipe.toml", reward, "--out", "out"), "reward ", REWARDS[source])
-
-
-MODELS = {
-    "config.json": "has no config.json",
-    "model.safetensors": "has only pickled weights (pytorch_model.bin)",
-    "tokenizer.json": "has no tokenizer",
-}
-
-
-@pytest.mark.parametrize("lacking", MODELS)
-def test_a_model_that_lacks_a_part(command: Command, lacking: str) -> None:
-    Path("model", lacking).unlink()
-    Path("model", "tokenizer_config.json").unlink()
-    Path("model", "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    refused(command("train", "recipe.toml", "--out", "out"), MODELS[lacking])
-
-
-def test_cut_off_weights(command: Command) -> None:
-    weights = Path("model", "model.safetensors")
-    weights.write_bytes(weights.read_bytes()[:5000])
-    refused(command("train", "recipe.toml", "--out", "out"), "model: the model cannot be loaded")
 
 
 ESCAPE = "\x1b[2J\x1b]0;title\x07\u202e\x9b1m"

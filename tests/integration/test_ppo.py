@@ -10,13 +10,13 @@ from oncurve import durable
 from oncurve.config.loading import load_config
 from oncurve.config.sentences.equation import explain
 from oncurve.config.sentences.plan import plan
-from oncurve.demo.show import RECIPES
 from oncurve.learner import ActorCritic
 from oncurve.models import tiny
 from oncurve.report import read_run
 from oncurve.run.assembly import assemble
 from oncurve.run.session import create_directory
 
+PPO = Path(__file__).parents[1] / "recipes" / "ppo.toml"
 SMALL = [
     "run.steps=4",
     "data.prompts_per_step=4",
@@ -35,7 +35,7 @@ SMALL = [
 
 def test_a_run_with_a_critic_and_a_steered_kl_in_the_reward(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    config, base = load_config(RECIPES["ppo"], SMALL)
+    config, base = load_config(PPO, SMALL)
     with assemble(config, base) as run:
         create_directory(run, out)
         assert isinstance(run.learner, ActorCritic)
@@ -67,7 +67,7 @@ def test_the_equation_and_the_plan_of_the_preset() -> None:
 
 
 def test_a_critic_does_with_workers_where_there_is_one_rank() -> None:
-    with assemble(*load_config(RECIPES["ppo"], [*SMALL, "cluster.rollout_workers=1", "rollout.group_size=1"])) as run:
+    with assemble(*load_config(PPO, [*SMALL, "cluster.rollout_workers=1", "rollout.group_size=1"])) as run:
         assert isinstance(run.learner, ActorCritic)
 
 

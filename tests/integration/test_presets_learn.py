@@ -1,5 +1,7 @@
 """Each preset makes a tiny policy write what it is rewarded for."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -9,12 +11,16 @@ from fakes.tiny_policy import VOCABULARY, TinyLM
 PRESETS = ["grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gdpo", "maxrl", "opo", "passk", "dapo"]
 
 
-def echoed(completion_ids: list[int], target: int) -> float:
-    return float(target in completion_ids)
+def rewards_of(longest: int) -> list[Callable[..., float]]:
+    """Closures, which run in this process: a worker would import this file."""
 
+    def echoed(completion_ids: list[int], target: int) -> float:
+        return float(target in completion_ids[: longest + 1])
 
-def short(completion_ids: list[int]) -> float:
-    return float(len(completion_ids) <= 2)
+    def short(completion_ids: list[int]) -> float:
+        return float(len(completion_ids) <= longest)
+
+    return [echoed, short]
 
 
 CASES = [
@@ -33,7 +39,7 @@ def test_a_preset_teaches_a_tiny_policy(preset: str, learner: dict[str, int], dt
     run = oncurve.train(
         model=model,
         data=[{"prompt": [token], "target": token} for token in range(VOCABULARY)],
-        reward=[echoed, short],
+        reward=rewards_of(2),
         preset=preset,
         steps=25,
         settings={

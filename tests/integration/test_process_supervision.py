@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from oncurve.config.loading import load_config
-from oncurve.demo.show import RECIPES
 from oncurve.report import read_run, write_report
 from oncurve.rollout.stopping import Detokenizer
 from oncurve.run.assembly import assemble
@@ -14,7 +13,7 @@ from oncurve.steps import pieces
 from oncurve.tasks.arithmetic import check_steps
 from oracles.plain_process import plain_process_advantages
 
-PROCESS = RECIPES["process"]
+PROCESS = Path(__file__).parents[1] / "recipes" / "process.toml"
 SMALL = [
     "run.steps=2",
     "data.prompts_per_step=4",

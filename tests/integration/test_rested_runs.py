@@ -43,13 +43,6 @@ COPIES = {"learner_ranks": 2, "rollout_workers": 1, "shard_groups": 1, "lag": 1}
 SHARDS = {"learner_ranks": 2, "sharding": "fsdp"}
 
 
-def test_a_run_that_has_ended_has_no_other_processes_and_is_used_as_before(project: Path) -> None:
-    with trained(COPIES, "two") as run:
-        used(run, "saved")
-    assert (project / "saved/model.safetensors").read_bytes() == (project / "two/model/model.safetensors").read_bytes()
-    run.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [COPIES, SHARDS], ids=["copies", "shards"])
 def test_a_run_that_has_ended_is_resumed_while_its_result_is_held(project: Path, processes: dict[str, Any]) -> None:

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 
 from fakes.killed_runs import finish, metrics_of, start
 from fakes.project import lay_out, words_tokenizer
-from fakes.tolerance import about
 from fakes.vllm_server import server_program, tiny_llama
 from oncurve import durable
 from oncurve.models import save
@@ -54,13 +53,8 @@ def train(*settings: str, out: str = "out") -> str:
 
 
 def of_servers(settings: tuple[str, ...]) -> list[str]:
-    """The settings, with the arguments of servers that are to be started."""
-    running = any("vllm_addresses" in word for word in settings)
-    return [
-        *VLLM,
-        *settings,
-        *([] if running else [f"cluster.vllm_arguments={json.dumps(ARGUMENTS)}"] * bool(ARGUMENTS)),
-    ]
+    """The settings, with the arguments of servers."""
+    return [*VLLM, *settings, *[f"cluster.vllm_arguments={json.dumps(ARGUMENTS)}"] * bool(ARGUMENTS)]
 
 
 def until(true: Callable[[], bool], seconds: float = SECONDS) -> None:
@@ -153,21 +147,3 @@ def test_with_a_lag_a_server_samples_from_earlier_weights_and_the_correction_app
 def test_an_adapter_is_merged_into_the_weights_that_a_server_gets(project: Path) -> None:
     check_run(project, train("lora.rank=4"))
     assert all(line["policy/mismatch"] < 1e-4 for line in metrics_of(project / "out"))
-
-
-@pytest.mark.skipif(REAL is not None, reason="a real server takes no orders")
-def test_a_run_outlives_a_server_that_is_killed(project: Path) -> None:
-    """The old log-probs are the learner's, and close to those of the server; a killed server's shard is redone."""
-    (project / "orders" / "SIGKILL-0").touch()
-    said = train("correction.kind=truncated", "learner.minibatches=2", "kl.coef=0.05")
-    assert "Rollouts are sampled by a vLLM server" in said
-    assert "the old log-probs are recomputed before the first update" in said
-    assert said.count("a worker was lost") == 1
-    assert "same bits" not in said.partition("Rollouts are sampled")[2].partition("An update is made")[0]
-    metrics = [json.loads(line) for line in (project / "out" / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in metrics if "cluster/shards_redone" in line]
-    assert len(steps) == 3
-    assert sum(line["cluster/shards_redone"] for line in steps) == 1
-    assert {line["cluster/workers_alive"] for line in steps} == {1.0}
-    for line in steps:
-        assert line["correction/weight"] == about(1.0)

@@ -89,6 +89,7 @@ def test_it_goes_from_no_form_to_the_form_and_grpo_goes_on_from_there(whole: Pat
     assert durable.read_json(whole / "run.json")["settings"]["sft.steps"] == SFT
 
 
+@pytest.mark.slow
 def test_killed_in_both_stages_it_ends_with_the_same_bits(site: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     killed_at((*UPDATE, 8), "train", str(site / "recipe.toml"), "--out", str(out))

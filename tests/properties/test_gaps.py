@@ -6,9 +6,8 @@ whole completions of which nothing is trained.
 """
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, chain
+from itertools import chain
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from fakes.learning import finished, gradient, make_learner, relative_error, weigher
 from fakes.tiny_policy import VOCABULARY, random_groups, tiny_model
 from oncurve.advantages import GAEAdvantage, GroupAdvantage, ProcessAdvantage
-from oncurve.batching import collate, micro_batches
+from oncurve.batching import collate
 from oncurve.kl import KL_KINDS
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, PolicyAndKL, Regularizer, ValueLoss
 from oncurve.metrics import Metrics
@@ -354,24 +353,3 @@ class FixedHead:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden @ self.weight.t()
-
-
-@given(seed=seeds, budget=st.integers(1, 40))
-@settings(max_examples=30)
-def test_micro_batches_keep_the_masks(seed: int, budget: int) -> None:
-    groups = gappy(seed)
-    batch = collate(groups)
-    pieces = list(micro_batches(batch, budget))
-    flags = [row[: len(c.ids)] for row, c in zip(masks(pieces), completions(groups), strict=True)]
-    valid = [score.valid for group in groups for score in group.scores]
-    for kept, completion, usable in zip(flags, completions(groups), valid, strict=True):
-        assert kept == [usable and on for on in completion.trained or (True,) * len(completion.ids)]
-    assert list(accumulate(piece.token_count for piece in pieces))[-1] == batch.token_count
-
-
-def masks(pieces: list[TrainBatch]) -> Iterator[list[bool]]:
-    return chain.from_iterable(piece.loss_mask.tolist() for piece in pieces)
-
-
-def completions(groups: list[Group]) -> list:
-    return [completion for group in groups for completion in group.completions]

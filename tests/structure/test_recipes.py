@@ -21,7 +21,6 @@ from oncurve.losses import KLPenalty
 from oncurve.rewards import REWARD_KINDS
 from oncurve.run.commands.reward_models import REWARD_MODEL
 
-ROOT = Path(__file__).parents[2]
 ALL_KINDS = [
     REWARD_KINDS,
     *(section.kinds for known in (SECTIONS, REWARD_MODEL.sections) for section in known.values()),

@@ -15,7 +15,7 @@ from oncurve.base.errors import ConfigError, command
 from oncurve.config.layers import from_overrides
 from oncurve.config.loading import load_config
 from oncurve.config.sections import SECTIONS
-from oncurve.demo.show import command_name, what_next
+from oncurve.demo.show import what_next
 from oncurve.rewards import REWARD_KINDS
 from oncurve.run.commands.evaluation import evaluate_target
 
@@ -109,7 +109,7 @@ def test_a_command_reaches_the_shell_word_for_word(name: str) -> None:
 @pytest.mark.parametrize("line", [line for line, _ in what_next(Path("my runs/demo"))])
 def test_what_the_demo_suggests_is_taken(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = shlex.split(line)[len(shlex.split(command_name())) :]
+    words = shlex.split(line)[1:]
     name = " ".join(words[:2]) if words[0] == "config" else words[0]
     assert name in {"eval", "demo", "train", "config show", "config explain"}
     if name != "demo":

@@ -13,8 +13,9 @@ SERVES = "another thread ends this process with its parent, which has a deadline
 COMPUTES = "the thread computes for the caller, and takes as long as the same work here would"
 WITHOUT_LIMIT = {
     ("processes/pool/serve.py", "requests.get()"): SERVES,
+    ("processes/fleets/channel.py", "self._messages.get()"): "the owner of the thread ends it by a message",
     (
-        "processes/pool/serve.py",
+        "processes/spawn.py",
         "os.waitpid(-1, 0)",
     ): "its children were killed; the parent kills it if it stays",
     (

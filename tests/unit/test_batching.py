@@ -257,37 +257,10 @@ def three_groups() -> TrainBatch:
     )
 
 
-def test_selected_groups_are_renumbered_and_bring_all_their_streams() -> None:
-    batch = three_groups()
-    picked = select_groups(batch, [2, 1])
-    assert picked.completion_ids.tolist() == [[1, 1, 1, 1], [3, 0, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
-    assert picked.group_ids.tolist() == [0, 0, 1, 1]
-    assert [p.tolist() for p in picked.prompts] == [[1, 2], [1]]
-    assert picked.token_weights is not None
-    assert picked.token_weights[:, 0].tolist() == [16, 20, 8, 12]
-    assert picked.ref_hidden is not None
-    assert picked.ref_hidden[:, 0].tolist() == [7, 8, 9, 10, 11, 12, 5, 6]
-    short = select_groups(batch, [1])
-    assert short.completion_ids.shape == (2, 1)
-    assert short.old_logprobs is not None
-    assert short.old_logprobs.shape == (2, 1)
-
-
 @pytest.mark.parametrize("groups", [[], [3], [-1], [0, 0]])
 def test_groups_that_are_not_there_cannot_be_selected(groups: list[int]) -> None:
     with pytest.raises(ValueError, match="cannot select"):
         select_groups(three_groups(), groups)
-
-
-def test_selected_rows_bring_only_their_groups() -> None:
-    picked = select_rows(three_groups(), torch.tensor([1, 4]))
-    assert picked.completion_ids.tolist() == [[7, 7, 7, 0], [1, 1, 1, 1]]
-    assert picked.group_ids.tolist() == [0, 1]
-    assert [p.tolist() for p in picked.prompts] == [[5, 9, 5, 3], [1, 2]]
-    assert picked.ref_hidden is not None
-    assert picked.ref_hidden[:, 0].tolist() == [2, 3, 4, 7, 8, 9, 10]
-    with pytest.raises(ValueError, match="no rows"):
-        select_rows(three_groups(), torch.tensor([], dtype=torch.int64))
 
 
 def test_concatenation_undoes_selection() -> None:

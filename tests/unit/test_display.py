@@ -9,7 +9,6 @@ from oncurve.display import (
     BeforeAfter,
     Progress,
     ScoredCompletion,
-    explain_group,
     show_before_after,
     show_group,
 )
@@ -156,18 +155,8 @@ def test_a_group_on_a_terminal_is_coloured_by_advantage() -> None:
     show_group(console, "What is 7*8?", group())
     text = printed(console)
     assert "\x1b[36m7*8=56 ⏎ #### 56" in text
-    assert "█│" in text.replace("\x1b[0m", "").replace("\x1b[2m", "")
     assert "[red]no[/red]" in text
     assert "more likely" in text
-
-
-def test_the_explanation_fits_the_rule_that_was_used() -> None:
-    rewards = (1.0, 0.0, 0.0, 0.0)
-    other = explain_group([ScoredCompletion("", r, 7 * r - 1) for r in rewards])
-    assert "how far above (+) or below (-)" in other
-    assert "standard deviation" not in other
-    assert "teaches nothing" in explain_group([ScoredCompletion("", 0.5, 0.0)] * 3)
-    assert "has a reward" in explain_group([ScoredCompletion("", None, None)])
 
 
 def test_before_and_after() -> None:

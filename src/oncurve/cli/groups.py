@@ -114,9 +114,6 @@ def reward_check(
         str, typer.Option("--column", help="The column with the completion, or a list of them.")
     ] = "completion",
     prompts: Annotated[int, typer.Option("--prompts", help="How many rows to take.", min=1)] = 4,
-    n: Annotated[
-        int | None, typer.Option("--n", help="Sampled completions per prompt (default: rollout.group_size).", min=1)
-    ] = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -128,7 +125,7 @@ def reward_check(
     from oncurve.run import check_rewards_of, command_config
 
     config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "reward check")
-    found = check_rewards_of(config, base, sample, completions, column, prompts, n)
+    found = check_rewards_of(config, base, sample, completions, column, prompts)
     show(found, as_json)
     if found.worthless:
         raise typer.Exit(2)

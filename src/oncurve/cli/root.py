@@ -211,31 +211,18 @@ def runs(
 @app.command(cls=CommandWithExamples)
 def export(
     directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
-    step: Annotated[
-        str | None, typer.Option("--step", help="A step, or best (default: the newest; for inspect all).")
-    ] = None,
+    step: Annotated[str | None, typer.Option("--step", help="A step, or best (default: the newest).")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="The folder to write; it must not exist yet (default: in DIR/export).")
     ] = None,
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write the LoRA adapter alone; else it is merged into the weights.")
     ] = False,
-    to: Annotated[
-        str,
-        typer.Option("--to", help="huggingface: the policy; inspect: the rollouts as eval logs of Inspect, by step."),
-    ] = "huggingface",
 ) -> None:
-    """Write the policy of a checkpoint in Hugging Face form, or the rollouts for Inspect.
+    """Write the policy of a checkpoint in Hugging Face form; the run may be going on."""
+    from oncurve.run import export_run
 
-    The run may be going on.
-    """
-    from oncurve.run import export_logs, export_run
-
-    if to not in ("huggingface", "inspect"):
-        raise ConfigError(f"--to: expected huggingface or inspect, got {to!r}")
-    if adapter and to == "inspect":
-        raise ConfigError("--adapter: logs of Inspect hold no weights; leave it out")
-    say((export_logs(directory, step, out) if to == "inspect" else export_run(directory, step, out, adapter)).text())
+    say(export_run(directory, step, out, adapter).text())
 
 
 @app.command("eval", cls=CommandWithExamples)
@@ -279,19 +266,12 @@ def evaluate_command(
 def demo(
     seed: Annotated[int, typer.Option("--seed", help="The seed of the run.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
-    process: Annotated[
-        bool, typer.Option("--process", help="Use process supervision: a reward for every line.")
-    ] = False,
-    ppo: Annotated[bool, typer.Option("--ppo", help="Use PPO: a critic instead of the group's mean.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train the shipped tiny model to reason, in minutes."""
     from oncurve.demo import run_demo
 
-    if process and ppo:
-        raise ConfigError("--process and --ppo are two demos: give one of them")
-    kind = "process" if process else "ppo" if ppo else "recipe"
-    exit_with(run_demo(seed=seed, out=out, as_json=as_json, kind=kind))
+    exit_with(run_demo(seed=seed, out=out, as_json=as_json))
 
 
 @app.command("plan", cls=CommandWithExamples)
@@ -307,17 +287,10 @@ def plan_command(
     parameters: Annotated[
         str | None, typer.Option("--parameters", help="Number of parameters, for a typical shape of that size: 7B.")
     ] = None,
-    prompts: Annotated[int | None, typer.Option("--prompts", help="Prompts per step.")] = None,
-    group_size: Annotated[int | None, typer.Option("--group-size", help="Completions per prompt.")] = None,
     prompt_tokens: Annotated[int | None, typer.Option("--prompt-tokens", help="Tokens per prompt.")] = None,
-    completion_tokens: Annotated[
-        int | None, typer.Option("--completion-tokens", help="Tokens per completion (default: the maximum).")
-    ] = None,
     machine: Annotated[str | None, typer.Option("--machine", help="A GPU by name, instead of this machine.")] = None,
     sft: Annotated[bool, typer.Option("--sft", help="Predict the warm start of [sft] in place of the run.")] = False,
-    memory: Annotated[str | None, typer.Option("--memory", help="Memory of the machine: 80GiB.")] = None,
-    tflops: Annotated[float | None, typer.Option("--tflops", help="Its bf16 TFLOP/s in matrix products: 790.")] = None,
-    bandwidth: Annotated[str | None, typer.Option("--bandwidth", help="Its memory bandwidth: 4300GB/s.")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="Its memory, where it has another: 80GiB.")] = None,
     as_json: Json = False,
 ) -> None:
     """Predict a run's memory and the time of a step.
@@ -330,17 +303,11 @@ def plan_command(
     words = list(overrides or [])
     if recipe is not None and "=" in recipe and not os.path.exists(recipe):  # a setting: there is no recipe
         words, recipe = [recipe, *words], None
-    sizes = {
-        "data.prompts_per_step": prompts,
-        "rollout.group_size": group_size,
-        "rollout.max_new_tokens": completion_tokens,
-    }
-    words += [f"{key}={value}" for key, value in sizes.items() if value is not None]
     with only_looking():
         config, base, _ = command_config(recipe, words, data, reward or [], preset or [], "plan")
         config = config.stage if sft else config
         config = config.model_copy(update={"model": config.model.model_copy(update={"trust_remote_code": False})})
-        known = (model, parameters, prompt_tokens, (machine, memory, tflops, bandwidth), words)
+        known = (model, parameters, prompt_tokens, (machine, memory), words)
         found = forecast_command(config, base, recipe or "no recipe", *known, lambda line: complain(f"{line} ..."))
     show(found, as_json)
     if not found.fits:

@@ -1,7 +1,7 @@
 """More processes than one: the ranks of a learner, the workers of a rollout, and the fleets that they run in.
 
 settings.py      the kinds of `[cluster]`
-keys.py          the settings of all kinds that have several processes
+keys.py          what a cluster does, and the settings of all kinds that have several processes
 facts.py         what other parts need to know of them, and the sentences of the plan
 making.py        how ranks and workers are made by these settings; ray_cluster.py: Ray's kind
 ranks/           a learner of several ranks that each have the whole model
@@ -18,14 +18,13 @@ Not covered: shards of a model on GPUs, ranks of a critic, the training of rewar
 """
 
 from oncurve.cluster.facts import ClusterFacts as ClusterFacts
+from oncurve.cluster.keys import Cluster as Cluster
 from oncurve.cluster.making import ProcessCluster as ProcessCluster
 from oncurve.cluster.ranks import FleetLearner as FleetLearner, Rank as Rank
 from oncurve.cluster.ray_cluster import RayCluster as RayCluster
 from oncurve.cluster.settings import (
     CLUSTER_KINDS as CLUSTER_KINDS,
-    Cluster as Cluster,
     HostCluster as HostCluster,
-    NoCluster as NoCluster,
     check_cluster as check_cluster,
     cluster_meant as cluster_meant,
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from oncurve.cluster.keys import ProcessSettings
+if TYPE_CHECKING:
+    from oncurve.cluster.keys import ProcessSettings
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,7 @@ class ClusterFacts:
     workers          processes that each hold a policy to sample from, in addition
     shard_groups     groups that a worker decodes together
     lag              step n trains what the weights after step n - 1 - lag wrote
-    exact            other processes sample as this one does; see `RolloutEngine.exact`
-    served           servers sample that take and give token ids alone
+    served           vLLM servers sample: they take and give token ids alone, and are not exact
     sentences        what the plan says of it
     """
 
@@ -32,7 +33,6 @@ class ClusterFacts:
     workers: int = 0
     shard_groups: int = 1
     lag: int = 0
-    exact: bool = True
     served: bool = False
     sentences: tuple[str, ...] = ()
 
@@ -54,9 +54,6 @@ def sentences_of(cluster: ProcessSettings) -> list[str]:
     return [
         f"Rollouts are sampled by {servers}: they are not exact, and the learner computes the old log-probs."
         if cluster.served
-        else f"Rollouts are decoded by {workers} with {own} each, {together} together; on machines with another "
-        "torch or other kernels they are not exact, and the learner computes the old log-probs."
-        if not cluster.exact
         else f"Rollouts are decoded by {workers} with {own} each, {together} "
         "together: the number of processes, and losses of them, change no bit."
         if cluster.rollout_workers

@@ -1,21 +1,68 @@
-"""The settings that all clusters of several processes share: ranks of a learner, workers of a rollout."""
+"""The members of a cluster, and the settings of those that have several processes: ranks of a learner, and workers."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+import torch
+from pydantic import Field
 
+from oncurve.cluster.facts import ClusterFacts
 from oncurve.components import Component, Impossible, Inert
+from oncurve.learner import Learner
+from oncurve.models import CausalModel
+from oncurve.rollout import RolloutEngine, Sampling, Tokenizer
 
 
-def check_port(address: str) -> None:
-    """Raises ValueError: the port at the end of `address` is none that there is."""
-    if not 0 < int(address.rpartition(":")[2]) < 1 << 16:
-        raise ValueError(f"{address} has no port that there is; ports are 1 to 65535")
+class Cluster(Component):
+    """One process (`kind = "none"`): no socket is opened. Other kinds say what their processes do instead."""
+
+    @property
+    def facts(self) -> ClusterFacts:
+        """Facts that other parts need."""
+        return ClusterFacts()
+
+    def learner(self, make: Callable[..., Learner], models: Sequence[CausalModel] = ()) -> Learner:
+        """Return the run's learner, from `make(tokenizer=...)`, which builds the local one."""
+        return make()
+
+    def rollout_engine(
+        self,
+        local: RolloutEngine,
+        build: Callable[[], RolloutEngine],
+        sampling: Sampling,
+        tokenizer: Tokenizer | None = None,
+        eos_ids: Sequence[int] = (),
+        seed: int = 0,
+        needed: Callable[[], float] = lambda: math.inf,
+    ) -> RolloutEngine:
+        """Return the run's rollout engine, from this process's own and `build()`, which builds the same in another.
+
+        `needed()` is how many bytes training takes of a GPU that an engine of another kind shares with it. The rest is
+        for such an engine, as in `EngineConfig.build`.
+        """
+        return local
+
+    def check(self, device: torch.device) -> None:
+        """Raise ConfigError where this machine lacks what the run needs, whose model will be on `device`.
+
+        Called before anything is loaded.
+        """
+
+    def check_folder(self, learner: Learner, folder: Path) -> None:
+        """Raise ConfigError where not all processes that write checkpoints of `learner` see `folder`, the run's.
+
+        Called before training begins.
+        """
+
+    def rest(self, learner: Learner, engine: RolloutEngine) -> None:
+        """End all other processes: no step follows. This one samples and exports by itself. Twice is allowed."""
 
 
-class ProcessSettings(Component):
+class ProcessSettings(Cluster):
     """Settings of ranks and workers, and what follows from it."""
 
     where: ClassVar[str] = "this machine"
@@ -37,23 +84,9 @@ class ProcessSettings(Component):
     """GPUs of each worker, where the model is on a GPU; 0: all workers share the GPU of this process. It does not
     change any result. More than 1 are for vLLM servers, which divide the model among them (tensor parallelism)."""
 
-    weights: Literal["object", "disk", "gloo", "nccl"] = "object"
-    """"object": the weights are copied once per machine, into memory that its workers read; "disk": they are written as
-    safetensors into `weights_folder`; "gloo": this process broadcasts them over the network, from processors' memory;
-    "nccl": from GPU to GPU. It does not change any result."""
-
-    weights_folder: str = ""
-    """With weights = "disk", or with `vllm_addresses`: the folder, which all machines must see under the same name. It
-    has at most two versions (and of each vLLM server one), below a name of its own for each run. "": that of temporary
-    files, for the workers and servers of one machine."""
-
     engine: Literal["own", "vllm"] = "own"
     """What samples. "vllm": a vLLM server per worker, whose tokens and log-probs are not those of oncurve's own engine;
     the old log-probs are computed by the learner, and `[correction]` applies. Part of the result."""
-
-    vllm_addresses: tuple[Annotated[str, Field(pattern=r"^http://[^/@\s]+:\d+/?$")], ...] = ()
-    """`"http://host:port"` of running vLLM servers, one per worker, which read the weights from `weights_folder`.
-    Empty: each worker starts one on its machine, with `vllm` from PATH."""
 
     vllm_arguments: tuple[str, ...] = ()
     """Further arguments of `vllm serve`, like `["--max-model-len", "4096"]`. They overrule those of oncurve."""
@@ -102,27 +135,18 @@ class ProcessSettings(Component):
             'cluster.sharding to "fsdp", or leave it out',
         ),
         Impossible(
-            lambda cluster: bool(cluster.weights_folder) and cluster.weights != "disk" and not cluster.vllm_addresses,
-            "cluster.weights_folder: only weights on the disk and running vLLM servers need a folder; set "
-            'cluster.weights to "disk", or leave the folder out',
-        ),
-        Impossible(
             lambda cluster: cluster.engine == "vllm" and not cluster.rollout_workers,
             'cluster.engine: "vllm" samples by workers, and there are none; set cluster.rollout_workers to 1 or more',
         ),
         Impossible(
-            lambda cluster: bool(cluster.vllm_addresses) and len(cluster.vllm_addresses) < cluster.rollout_workers,
-            "cluster.vllm_addresses: each worker has a server of its own; name more, or lower cluster.rollout_workers",
-        ),
-        Impossible(
-            lambda cluster: cluster.engine == "own" and bool(cluster.vllm_addresses or cluster.vllm_arguments),
-            'cluster.vllm_addresses, cluster.vllm_arguments: they are for cluster.engine = "vllm"; leave them out',
+            lambda cluster: cluster.engine == "own" and bool(cluster.vllm_arguments),
+            'cluster.vllm_arguments: they are for cluster.engine = "vllm"; leave them out',
         ),
     )
 
     inert: ClassVar[tuple[Inert, ...]] = (
         Inert(
-            ("cluster.weights", "cluster.rollout_gpus"),
+            ("cluster.rollout_gpus",),
             ("cluster.rollout_workers",),
             lambda cluster: not cluster.rollout_workers,
             "without cluster.rollout_workers this process samples",
@@ -141,16 +165,6 @@ class ProcessSettings(Component):
         ),
     )
 
-    @field_validator("vllm_addresses")
-    @classmethod
-    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        found = tuple(address.rstrip("/") for address in value)
-        for address in found:
-            check_port(address)
-        if twice := [address for address in found if found.count(address) > 1]:
-            raise ValueError(f"{twice[0]} is named twice, and each worker needs a server of its own")
-        return found
-
     @property
     def threads_per_process(self) -> int:
         """Processors that another process needs, be it a rank or a worker."""
@@ -165,11 +179,6 @@ class ProcessSettings(Component):
     def on_this_machine(self) -> bool:
         """Return whether all processes are on this machine."""
         return True
-
-    @property
-    def exact(self) -> bool:
-        """Return whether the workers sample with oncurve's own engine."""
-        return not self.served
 
     @property
     def served(self) -> bool:

@@ -11,7 +11,6 @@ import torch
 from pydantic import field_validator
 
 from oncurve.base.errors import ConfigError
-from oncurve.cluster.keys import check_port
 from oncurve.cluster.making import Part, ProcessCluster
 from oncurve.components import Impossible
 from oncurve.processes.fleets import Fleet, Gpus, Placement, RayFleet, check_address, missing
@@ -27,10 +26,6 @@ class RayCluster(ProcessCluster):
     """`host:port` of a running Ray, of which this machine must be a node. Empty: a Ray of this run on this machine,
     which ends with it."""
 
-    mixed: bool = False
-    """Workers may be on machines with another torch or other kernels. Then rollouts are not exact: the old log-probs
-    are computed by the learner, and `[correction]` applies. Ranks there stay refused. Part of the result."""
-
     impossible: ClassVar[tuple[Impossible, ...]] = (
         *ProcessCluster.impossible,
         Impossible(lambda cluster: find_spec("ray") is None, missing()),
@@ -39,15 +34,6 @@ class RayCluster(ProcessCluster):
             "cluster.address: the run has one process, and would use no Ray; raise cluster.rollout_workers or "
             "cluster.learner_ranks, or leave the address out",
         ),
-        Impossible(
-            lambda cluster: bool(cluster.address and cluster.vllm_addresses) and not cluster.weights_folder,
-            "cluster.weights_folder: the workers of a Ray cluster write weights for the servers of "
-            "cluster.vllm_addresses; name a folder that all their machines see",
-        ),
-        Impossible(
-            lambda cluster: cluster.mixed and not cluster.rollout_workers,
-            "cluster.mixed: it is for workers, and there are none; raise cluster.rollout_workers, or leave it out",
-        ),
     )
 
     @field_validator("address")
@@ -55,8 +41,8 @@ class RayCluster(ProcessCluster):
     def _is_address(cls, value: str) -> str:
         if value and re.fullmatch(r"[^\s/]+:\d{1,5}", value) is None:
             raise ValueError("must be host:port of a running Ray, such as 10.0.0.1:6379, without ray:// before it")
-        if value:
-            check_port(value)
+        if value and not 0 < int(value.rpartition(":")[2]) < 1 << 16:
+            raise ValueError(f"{value} has no port that there is; ports are 1 to 65535")
         return value
 
     def check(self, device: torch.device) -> None:
@@ -70,14 +56,9 @@ class RayCluster(ProcessCluster):
         """Return whether the Ray is one of this run, here."""
         return not self.address
 
-    @property
-    def exact(self) -> bool:
-        """Return whether the workers have oncurve's own engine, and the versions of this process."""
-        return super().exact and not self.mixed
-
     def placement(self, gpus: Gpus) -> Placement:
         """Return no GPUs: Ray chooses. Raises ConfigError: workers would share the GPU of this process."""
-        if self.rollout_workers and not self.rollout_gpus and not self.vllm_addresses:
+        if self.rollout_workers and not self.rollout_gpus:
             raise ConfigError(
                 "cluster.rollout_gpus: workers that Ray has placed cannot share the GPU of rank 0, which may be on "
                 'another machine; set it to 1, or cluster.kind to "host"'
@@ -86,6 +67,6 @@ class RayCluster(ProcessCluster):
 
     def fleet(self, make: Callable[[], Any], places: int, part: Part, gpus: Gpus | None = None) -> Fleet:
         """Return `places` processes on the cluster's machines."""
-        mixed, each = self.mixed and part == "workers", self.rollout_gpus if part == "workers" else 1
-        threads = self.threads_per_process
-        return RayFleet(make, places, self.silence_seconds, self.address, threads, mixed, gpus, each)
+        each = self.rollout_gpus if part == "workers" else 1
+        settings = {"address": self.address, "threads": self.threads_per_process, "gpus": gpus, "each": each}
+        return RayFleet(make, places, self.silence_seconds, **settings)

@@ -1,6 +1,6 @@
 """Arguments of the Python API as settings.
 
-`tables_of` merges arguments with `settings` and refuses those that contradict each other. `explains_arguments` answers
+`tables_of` merges arguments with `settings` and refuses a setting that both give. `explains_arguments` answers
 an argument that a function does not have with the one that it has, or with the setting.
 """
 
@@ -14,7 +14,6 @@ from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_ty
 
 from oncurve.base.errors import ConfigError, suggest
 from oncurve.base.hints import word_for
-from oncurve.components import Component
 from oncurve.config.sections import RUN
 
 P = ParamSpec("P")
@@ -37,8 +36,7 @@ class Argument:
 def tables_of(said: Iterable[Argument], settings: Mapping[str, Any] | None) -> dict[str, Any]:
     """Nested tables of settings from arguments and from `settings`.
 
-    Raises ConfigError where an argument and `settings` give one setting different values, and where `settings` is no
-    mapping.
+    Raises ConfigError where an argument and `settings` both give a setting, and where `settings` is no mapping.
     """
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"settings: expected nested tables like {{'kl': {{'coef': 0.01}}}}, got {settings!r:.60}")
@@ -46,14 +44,13 @@ def tables_of(said: Iterable[Argument], settings: Mapping[str, Any] | None) -> d
     for argument in said:
         section, _, key = argument.key.partition(".")
         table = tables.setdefault(section, {} if key else None)
-        if isinstance(table, dict) and key not in table:
+        if isinstance(table, dict) and key and key not in table:
             table[key] = argument.value
         elif table is None and not key:
             tables[section] = argument.value
-        elif not _same(table, key, argument.value):
+        else:
             raise ConfigError(
-                f"{argument.key}: given twice with different values, by the argument {argument.name} and by settings; "
-                "leave one of them out"
+                f"{argument.key}: given twice, by the argument {argument.name} and by settings; leave one of them out"
             )
     return tables
 
@@ -71,27 +68,6 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{name}: settings say it twice, once as {section!r}; leave one of them out")
         table[key] = settings[name]
     return tables
-
-
-def _same(table: Any, key: str, value: Any) -> bool:
-    """Return whether a section gives `key` this `value`: plain values are compared, objects only with themselves.
-
-    1 and 1.0 are one number, a list and a tuple of the same values one setting; True is no number.
-    """
-    said = table.get(key) if isinstance(table, Mapping) else getattr(table, key, None) if key else table
-    if isinstance(table, Component) and key not in type(table).model_fields:
-        return False
-    return said is value or _plain(said) == _plain(value) is not None
-
-
-def _plain(value: Any) -> Any:
-    """Return a plain value so that those that are the same setting are equal; None for any other."""
-    if isinstance(value, (list, tuple)):
-        parts = [_plain(part) for part in value]
-        return None if None in parts else ("list", *parts)
-    if isinstance(value, (bool, str)):
-        return (type(value), value)
-    return (float, value) if isinstance(value, (int, float)) else None
 
 
 def check_argument_names(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oncurve.advantages import ADVANTAGE_KINDS, DemonstrationAdvantage, GroupAdvantage, check_advantage, needs_of
 from oncurve.base.paths import path_component
-from oncurve.cluster import CLUSTER_KINDS, Cluster, NoCluster, check_cluster, cluster_meant
+from oncurve.cluster import CLUSTER_KINDS, Cluster, check_cluster, cluster_meant
 from oncurve.components import Component, Inert, check_of, kind_of
 from oncurve.config.schema import Schema, Section, fixed
 from oncurve.config.warm_start import SftSettings
@@ -207,7 +207,7 @@ class RunConfig(Component):
     correction: Annotated[Correction, SkipValidation] = NoCorrection()
     learner: SerializeAsAny[LearnerSettings] = LearnerConfig()
     critic: Annotated[Critic, SkipValidation] = NoCritic()
-    cluster: Annotated[Cluster, SkipValidation] = NoCluster()
+    cluster: Annotated[Cluster, SkipValidation] = Cluster()
     reward_model: SerializeAsAny[RewardModelSettings | NoRewardModel] = NoRewardModel()
     iterative: IterativeSettings = IterativeSettings()
     sft: SftSettings = SftSettings()
@@ -328,7 +328,7 @@ class RunConfig(Component):
     @property
     def exact_rollout(self) -> bool:
         """Return whether recorded log-probs are those of the weights that sampled, whatever process did."""
-        return self.engine.exact and self.cluster.facts.exact
+        return self.engine.exact and not self.cluster.facts.served
 
     @property
     def stays_at_1(self) -> bool:

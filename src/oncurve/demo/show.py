@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import shlex
-import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +17,21 @@ from rich.console import Console
 from rich.text import Text
 
 from oncurve import durable
+from oncurve.base.errors import command
 from oncurve.config import load_config, plan
-from oncurve.display import (
-    BeforeAfter,
-    Progress,
-    ScoredCompletion,
-    ScoredStep,
-    Screen,
-    say,
-    show_before_after,
-    show_group,
-)
+from oncurve.display import BeforeAfter, Progress, ScoredCompletion, Screen, say, show_before_after, show_group
 from oncurve.evaluate import Evaluation, Interval, paired_difference
 from oncurve.report import write_report
 from oncurve.run import Run, RunDirectory, assemble, create_directory, free_directory, shown_by, stopped_at, watch_of
-from oncurve.steps import pieces
 from oncurve.trainer import StepResult, peak_memory_bytes
 from oncurve.types import Group
 
 RECIPE = Path(__file__).parent / "recipe.toml"
-RECIPES = {name: RECIPE.with_name(f"{name}.toml") for name in ("recipe", "process", "ppo")}
 PROBLEMS_SHOWN = 3
-ALGORITHMS = {"recipe": "GRPO", "process": "GRPO with process supervision", "ppo": "PPO"}
-EXPLANATIONS = {
-    "ppo": "The same model answered the same question several times. A critic predicts the reward at each token, and "
-    "the advantage (GAE) is the difference between what follows and its prediction; that of the first token is shown. "
-    "One step of PPO makes tokens with a positive advantage more likely, and those with a negative one less likely."
-}
-REWARD_IN_WORDS = {
-    "recipe": "reward   1 if the number after #### is right, else 0. The model gets no other signal.",
-    "process": "reward   1 for each line of working that is right, else 0: every step has a reward of its own.",
-    "ppo": "reward   1 if the number after #### is right, else 0; a critic learns to predict it at each token.",
-}
 
 
-def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False, kind: str = "recipe") -> str | None:
+def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False) -> str | None:
     """Run the demo; the name of the signal that ended it early, or None.
-
-    `kind`: one of `RECIPES`; "process" scores every line of a completion, "ppo" has a critic.
 
     `as_json` prints a last line of JSON: `accuracy_before`, `accuracy_after` and their 95 % intervals, `gain` (paired,
     over the same problems) with its interval, `seconds` since the process began, `steps`, `peak_memory_bytes`.
@@ -65,24 +39,15 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False, kind
     console = Screen()
     out = out or free_directory("demo")
     RunDirectory.check_free(out)
-    config, base = load_config(RECIPES[kind], [f"run.seed={seed}"])
-    say(
-        console,
-        f"oncurve demo: {ALGORITHMS[kind]} trains a tiny language model to work a problem out before it answers.",
-        "",
-    )
+    config, base = load_config(RECIPE, [f"run.seed={seed}"])
+    say(console, "oncurve demo: GRPO trains a tiny language model to work a problem out before it answers.", "")
     with assemble(config, base) as run:
         create_directory(run, out)
-        introduce(console, run, REWARD_IN_WORDS[kind])
+        introduce(console, run)
         before = run.evaluate()
-        say(
-            console,
-            f"Accuracy of greedy answers before training: {percent(before.greedy_accuracy).strip()}",
-            "",
-        )
-        lesson = Lesson(console, EXPLANATIONS.get(kind))
+        say(console, f"Accuracy of greedy answers before training: {percent(before.greedy_accuracy).strip()}", "")
         with Progress(config.run.steps, console) as progress:
-            stopped = run.train(lesson, shown_by(progress, watch_of(run)))
+            stopped = run.train(Lesson(console), shown_by(progress, watch_of(run)))
         if stopped is not None:
             write_report(out)
             say(console, "", stopped_at(run, stopped))
@@ -94,35 +59,23 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False, kind
         write_report(out)
         conclude(console, before, after, out)
         if as_json:
-            found = summary(before, after, run.trainer.state.step)
-            say(console, json.dumps(found))
+            say(console, json.dumps(summary(before, after, run.trainer.state.step)))
     return None
 
 
-def introduce(console: Console, run: Run, reward: str) -> None:
-    """The machine, the model, the task and the plan, in words."""
-    memory = run.trainer.config.environment.get("memory_bytes")
-    size = f", {int(str(memory)) / 2**30:.0f} GB of memory" if memory else ""
+def introduce(console: Console, run: Run) -> None:
+    """The model, the task and the plan, in words."""
     threads = torch.get_num_threads()
-    words = [
-        f"machine  {processor()}, {threads} thread{'s' if threads != 1 else ''}{size}",
+    say(
+        console,
+        f"machine  {threads} thread{'s' if threads != 1 else ''} of {os.cpu_count()} processors",
         f"model    {run.facts().parameters:,} parameters, shipped with oncurve; it writes fluently and reasons badly",
         f"task     word problems, e.g.  {run.eval_prompts[0].text.strip()}",
-        reward,
-        "plan     " + "\n         ".join(plan(run.config, run.facts())[:1]),
+        "reward   1 if the number after #### is right, else 0. The model gets no other signal.",
+        f"plan     {plan(run.config, run.facts())[0]}",
         f"         {run.config.run.steps} steps; accuracy is measured on {len(run.eval_prompts)} held-out problems",
-    ]
-    say(console, *words, "")
-
-
-def processor() -> str:
-    """Return the name of the processor."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return f"{line.partition(':')[2].strip()}, {len(os.sched_getaffinity(0))} cores"
-    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+        "",
+    )
 
 
 @dataclass
@@ -130,42 +83,33 @@ class Lesson:
     """An observer that shows one real group, once: the most mixed one of the first step with differing rewards."""
 
     console: Console
-    explanation: str | None = None
     shown: bool = field(default=False)
 
     def __call__(self, result: StepResult) -> None:
         """Show the step's most instructive group, if none was shown yet."""
         if self.shown:
             return
-        best: tuple[int, Group, list[list[float]]] | None = None
-        for group, advantages in zip(result.groups, result.advantages, strict=True):
-            rewards = [score.reward for score in group.scores if score.valid]
-            if advantages is None or max(rewards) == min(rewards):
-                continue
-            mixed = min(rewards.count(max(rewards)), rewards.count(min(rewards)))
-            if best is None or mixed > best[0]:
-                best = (mixed, group, advantages.tolist())
-        if best is not None:
+        mixed = [
+            (min(rewards.count(max(rewards)), rewards.count(min(rewards))), group, advantages)
+            for group, advantages in zip(result.groups, result.advantages, strict=True)
+            if (rewards := [score.reward for score in group.scores if score.valid]) and max(rewards) > min(rewards)
+        ]
+        if mixed:
             self.shown = True
-            _, group, numbers = best
+            _, group, numbers = max(mixed, key=itemgetter(0))
+            assert numbers is not None
             title = f"One group of step {result.step}"
-            show_group(self.console, group.prompt.text, scored(group, numbers), title, self.explanation)
+            show_group(self.console, group.prompt.text, scored(group, numbers.tolist()), title)
 
 
 def scored(group: Group, advantages: Sequence[Sequence[float]]) -> list[ScoredCompletion]:
-    """Return a group with its rewards and the advantages of its tokens, for the display."""
+    """Return a group with its rewards and the advantages of its first tokens, for the display."""
     return [
         ScoredCompletion(
             completion.text,
             score.reward if score.valid else None,
             row[0] if score.valid else None,
             completion.ended,
-            tuple(
-                ScoredStep(text, reward, row[token])
-                for text, reward, token in zip(
-                    pieces(completion.text, score.step_offsets), score.step_rewards, score.step_ends, strict=False
-                )
-            ),
         )
         for completion, score, row in zip(group.completions, group.scores, advantages, strict=True)
     ]
@@ -196,26 +140,14 @@ def conclude(console: Console, before: Evaluation, after: Evaluation, out: Path)
 
 
 def what_next(out: Path) -> tuple[tuple[str, str], ...]:
-    """Commands to try after the demo in `out`, in a checkout and without one, each with what it shows."""
-    command = command_name()
+    """Commands to try after the demo in `out`, each with what it shows."""
     return (
-        (f"{command} eval {shlex.quote(str(out))}", "pass@k and maj@k of the trained model"),
-        (f"{command} demo --seed 1", "the same with another seed"),
-        (f"{command} demo --process", "the same task with a reward for every line of working"),
-        (f"{command} config explain grpo", "the objective that is maximised, with its numbers"),
-        (f"{command} train task kl.coef=0.1 --out runs/kl", "a run of your own with one setting changed"),
-        (f"{command} config show gsm8k", "a recipe to start from: your own model, data and reward"),
+        (command("eval", out), "pass@k and maj@k of the trained model"),
+        (command("demo", "--seed", 1), "the same with another seed"),
+        (command("config", "explain", "grpo"), "the objective that is maximised, with its numbers"),
+        (command("train", "task", "kl.coef=0.1", "--out", "runs/kl"), "a run of your own with one setting changed"),
+        (command("config", "show", "gsm8k"), "a recipe to start from: your own model, data and reward"),
     )
-
-
-def command_name() -> str:
-    """Return how to call oncurve from here: by name where the shell finds this one, else by the path of this call."""
-    found, called = shutil.which("oncurve"), Path(sys.argv[0])
-    if called.name != "oncurve":
-        return "python -m oncurve"
-    if found is not None and Path(found).resolve() == called.resolve():
-        return "oncurve"
-    return shlex.quote(os.path.relpath(called))
 
 
 def three_problems(before: Evaluation, after: Evaluation) -> list[BeforeAfter]:
@@ -240,16 +172,15 @@ def three_problems(before: Evaluation, after: Evaluation) -> list[BeforeAfter]:
 
 def summary(before: Evaluation, after: Evaluation, steps: int) -> dict[str, Any]:
     """Return the figures of the demo, for `--json`."""
-    assert before.greedy_accuracy is not None
-    assert after.greedy_accuracy is not None
-    gain = paired_difference(before.greedy_correct, after.greedy_correct)
+    measured = {
+        "accuracy_before": before.greedy_accuracy,
+        "accuracy_after": after.greedy_accuracy,
+        "gain": paired_difference(before.greedy_correct, after.greedy_correct),
+    }
+    known = {name: found for name, found in measured.items() if found is not None}
     return {
-        "accuracy_before": before.greedy_accuracy.value,
-        "accuracy_before_interval": [before.greedy_accuracy.low, before.greedy_accuracy.high],
-        "accuracy_after": after.greedy_accuracy.value,
-        "accuracy_after_interval": [after.greedy_accuracy.low, after.greedy_accuracy.high],
-        "gain": gain.value,
-        "gain_interval": [gain.low, gain.high],
+        **{name: found.value for name, found in known.items()},
+        **{f"{name}_interval": [found.low, found.high] for name, found in known.items()},
         "problems": after.prompts,
         "seconds": round(time.time() - psutil.Process().create_time(), 2),
         "steps": steps,

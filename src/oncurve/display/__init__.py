@@ -4,8 +4,6 @@ from oncurve.display.card import run_card as run_card
 from oncurve.display.lesson import (
     BeforeAfter as BeforeAfter,
     ScoredCompletion as ScoredCompletion,
-    ScoredStep as ScoredStep,
-    explain_group as explain_group,
     show_before_after as show_before_after,
     show_group as show_group,
 )

@@ -1,10 +1,10 @@
 """Episodes: an environment replies to what the policy writes, and its replies are context that is not trained on.
 
-settings.py   `[environment]`: the kinds, and the limits of their workers
-engine.py     `EpisodeEngine`: a rollout engine whose completions have turns, over any other engine
-dialogue.py   token ids of what an environment says, after what the policy has sampled
-host.py       the worker processes in which environments run
-play.py       what runs in such a worker; episode.py is its protocol, tools.py and the others are the shapes
+settings.py   `[environment]`: the kinds, and the limits of their workers.
+engine.py     `EpisodeEngine`: a rollout engine for completions of several turns, over any other engine.
+dialogue.py   tokens of an environment's messages.
+host.py       the workers, as the run sees them.
+play.py       the callable of a worker. episode.py is its protocol, tools.py TRL's shape of it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""From messages to the tokens that follow what the policy has sampled.
+"""Tokens of an environment's messages, to follow the tokens that the policy has sampled.
 
-Tokens that were sampled stay as they are: nothing is tokenised again. What an environment says is rendered by the chat
-template behind a stand-in for the policy's turn, and what follows the stand-in becomes tokens:
+Sampled tokens stay as they are: nothing is tokenised again. The chat template renders the history, a mark in the place
+of the policy's turn, and the new messages. The text after the mark becomes tokens:
 
-    render(history, stand-in, messages, opening of the next turn)
-    "...<|im_start|>assistant\\nSTAND-IN<|im_end|>\\n<|im_start|>tool\\n4<|im_end|>\\n<|im_start|>assistant\\n"
-                               sampled:  ^^^^^^^^^^  context: the rest
+    "...<|im_start|>assistant\\nMARK<|im_end|>\\n<|im_start|>tool\\n4<|im_end|>\\n<|im_start|>assistant\\n"
+                       sampled:  ^^^^^^^^^^^^^^  context: the rest
 
-This is right for templates that append: the text of the history must not change when messages follow it. A template
+This holds for templates that append: the text of the history must not change when messages follow it. A template
 that changes it ends the episode (`TemplateError`). Thoughts that a template drops from the history stay, as they were
 sampled. A tokenizer without a chat template gets the text of the messages as it is.
 
@@ -27,7 +26,7 @@ from oncurve.base.errors import ModelError
 from oncurve.models.loading import chat_text, encode
 from oncurve.types import Prompt
 
-_STAND_IN = "oncurve0stands0in"
+_MARK = "oncurve0marks0this"
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 
 Message = Mapping[str, Any]
@@ -53,7 +52,7 @@ class Dialogue:
     def opened(self, prompt: Prompt, said: str | Sequence[Message] | None, tools: Sequence[Any]) -> Prompt:
         """Return the prompt with what the environment says at the start, and with its tools.
 
-        Text goes to the end of the last user message, messages behind all others. Raises ModelError.
+        Text goes to the end of the last user message, messages to the end of all. Raises ModelError.
         """
         if prompt.messages is None:
             text = _text_of(said) if said else ""
@@ -62,12 +61,12 @@ class Dialogue:
         messages = [dict(message) for message in prompt.messages]
         if not said and not tools:
             return prompt
-        behind = _messages_of(said)
-        contents = [_text_of(each["content"]) for each in behind] if behind or not said else [_text_of(said)]
+        added = _messages_of(said)
+        contents = [_text_of(each["content"]) for each in added] if added or not said else [_text_of(said)]
 
         def put(texts: Sequence[str]) -> list[dict[str, Any]]:
-            if behind or not said:
-                return [*messages, *({**each, "content": text} for each, text in zip(behind, texts, strict=True))]
+            if added or not said:
+                return [*messages, *({**each, "content": text} for each, text in zip(added, texts, strict=True))]
             at = max((n for n, each in enumerate(messages) if each["role"] == "user"), default=None)
             if at is None:
                 return [*messages, {"role": "user", "content": texts[0]}]
@@ -108,13 +107,13 @@ class Dialogue:
         calls = [
             {"type": "function", **each, "function": {"name": "f", "arguments": {}}} for each in _calls_of(written)
         ]
-        turn = {"role": "assistant", "content": _STAND_IN, **({"tool_calls": calls} if calls else {})}
+        turn = {"role": "assistant", "content": _MARK, **({"tool_calls": calls} if calls else {})}
         whole, start = self._rendered([*before, turn, *after], tools), self._rendered(before, tools, opened=False)
         if not whole.startswith(start):
             raise TemplateError("the chat template changes earlier messages when others follow")
-        at = whole.rfind(_STAND_IN)
+        at = whole.rfind(_MARK)
         if at >= 0:
-            rest = whole[at + len(_STAND_IN) :]
+            rest = whole[at + len(_MARK) :]
         else:  # the template leaves out the text of a turn with calls
             closed = self._rendered([*before, turn], tools, opened=False)
             if not whole.startswith(closed):
@@ -146,7 +145,7 @@ class Dialogue:
         return tuple(token for token in found if token not in self._special)
 
     def _safe(self, render: Callable[[Sequence[str]], str], contents: Sequence[str]) -> tuple[int, ...]:
-        """Return the tokens of `render(contents)`, of which no content becomes a special one."""
+        """Return the tokens of `render(contents)`; no content becomes a special one."""
 
         def special(ids: Sequence[int]) -> list[int]:
             return [token for token in ids if token in self._special]
@@ -155,7 +154,7 @@ class Dialogue:
         own = special(encode(self._tokenizer, render(["-"] * len(contents)), add_special_tokens=False))
         if special(ids) == own:
             return tuple(ids)
-        marks = [f"{_STAND_IN}{number}z" for number in range(len(contents))]
+        marks = [f"{_MARK}{number}z" for number in range(len(contents))]
         text, found = render(marks), dict(zip(marks, contents, strict=True))
         pieces = re.split(f"({'|'.join(marks)})", text)
         parts = [

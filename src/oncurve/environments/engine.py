@@ -38,7 +38,7 @@ _LONGEST_TOKEN = 256
 
 @dataclass
 class _Row:
-    """One episode as it grows."""
+    """An episode as it grows."""
 
     number: int
     prompt: Prompt
@@ -118,16 +118,12 @@ class EpisodeEngine(Closing):
 
     @property
     def exact(self) -> bool:
-        """Return whether recorded log-probs are those of the weights that sampled, as `inner` states it."""
+        """Return whether recorded log-probs are those of the weights that sampled."""
         return self.inner.exact
 
     def follow(self, weights: Weights) -> None:
         """Sample from these weights from now on."""
         self.inner.follow(weights)
-
-    def prepare(self, weights: Weights) -> None:
-        """Begin to take these weights."""
-        self.inner.prepare(weights)
 
     def worked(self) -> float | None:
         """Return the seconds for which other processes have sampled."""
@@ -143,7 +139,7 @@ class EpisodeEngine(Closing):
         self.inner.close()
 
     def measured(self) -> Mapping[str, float]:
-        """Return the metrics of the episodes since the last call, and those of `inner`."""
+        """Return the metrics of the last training rollout's episodes, and those of `inner` since the last call."""
         found, self.noted = dict(self.noted), defaultdict(float)
         count = found.pop("episodes", 0.0)
         for name in ("turns/mean", "turns/limit", "turns/rewarded"):
@@ -163,10 +159,13 @@ class EpisodeEngine(Closing):
 
         Raises what `inner` raises, and ConfigError: the environment's code cannot be loaded.
         """
+        noted: defaultdict[str, float] = defaultdict(float)
+        if sampling is None:  # an evaluation brings its own, and is not measured
+            self.noted = noted
         sampling = sampling or self.sampling
         firsts = count_samples(prompts, sampling.group_size) if first_samples is None else first_samples
         self.rollouts += 1
-        rollout = _Rollout(self, prompts, draw, sampling, firsts, on_group)
+        rollout = _Rollout(self, prompts, draw, sampling, firsts, on_group, noted)
         try:
             return rollout.run()
         finally:
@@ -184,8 +183,10 @@ class _Rollout:
         sampling: Sampling,
         firsts: Sequence[int],
         on_group: OnGroup | None,
+        noted: defaultdict[str, float],
     ) -> None:
         self._engine, self._draw, self._sampling, self._on_group = engine, draw, sampling, on_group
+        self._noted = noted
         self._about = engine.host.about()
         size = sampling.group_size
         self._rows = [
@@ -395,12 +396,12 @@ class _Rollout:
             self._note("turns/limit", float(row.ended == "turns"))
             self._note("turns/rewarded", float(sum(bool(turn.reward) for turn in row.turns)))
             self._note("environment/faults", float(row.fault is not None))
-            self._engine.noted["turns/max"] = max(self._engine.noted["turns/max"], float(row.turn))
+            self._noted["turns/max"] = max(self._noted["turns/max"], float(row.turn))
         if self._on_group is not None:
             self._on_group(index, self._groups[index])
 
     def _note(self, name: str, value: float) -> None:
-        self._engine.noted[name] += value
+        self._noted[name] += value
 
 
 def _completion(row: _Row, shared: int) -> Completion:

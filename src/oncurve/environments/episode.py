@@ -20,7 +20,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Reply:
-    """What an environment says to a turn of the policy.
+    """The reply of an environment to a turn of the policy.
 
     messages   context for the next turn: `[{"role": "user", "content": ...}]`, or tool results
     reward     of this turn; None: none
@@ -35,7 +35,7 @@ class Reply:
 
 
 class Episode:
-    """One episode of an environment. An object plays one episode after another, each begun by `start`.
+    """An episode of an environment. An object plays many episodes, one after another, each begun by `start`.
 
     Python's and numpy's global generators are seeded before every call, by the prompt, the sample and the turn; all
     samples of a group begin with the same seed. An exception leaves the episode out of training.

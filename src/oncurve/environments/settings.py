@@ -51,7 +51,7 @@ class EnvironmentSettings(WorkerLimits):
 
     @property
     def title(self) -> str:
-        """What the plan calls the environment."""
+        """The environment's name in the plan."""
         return type(self).__name__
 
     def factory(self, base: Path | None) -> Factory:

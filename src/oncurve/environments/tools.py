@@ -78,14 +78,14 @@ class ToolsEpisode(Episode):
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
             taken = {each.name for each in parameters}
             given = {name: value for name, value in given.items() if name in taken}
-        return _finished(reset(**given))
+        return finished(reset(**given))
 
     def reply(self, text: str, calls: Sequence[ToolCall]) -> Reply:
         """Return the results of the calls, in their order; an exception becomes `{"error": ...}`."""
         results = [self._called(call) if number < MOST_CALLS else _TOO_MANY for number, call in enumerate(calls)]
         waiting = [number for number, result in enumerate(results) if inspect.isawaitable(result)]
         if waiting:
-            for number, result in zip(waiting, _finished(_all(results[each] for each in waiting)), strict=True):
+            for number, result in zip(waiting, finished(_all(results[each] for each in waiting)), strict=True):
                 results[number] = _error(result) if isinstance(result, Exception) else result
         errors = sum(isinstance(result, _Failed) for result in results)
         messages = [
@@ -106,7 +106,7 @@ class ToolsEpisode(Episode):
     def score(self) -> float | None:
         """Return what `get_reward` returns, or None if there is none."""
         reward = getattr(self.environment, "get_reward", None)
-        value = None if reward is None else _finished(reward())
+        value = None if reward is None else finished(reward())
         return None if value is None else float(value)
 
 
@@ -124,7 +124,7 @@ _TOO_MANY = _error(f"more than {MOST_CALLS} calls in one turn: this one was not 
 _loops: list[Any] = []
 
 
-def _finished(value: Any) -> Any:
+def finished(value: Any) -> Any:
     """Return the result of a coroutine, from the one event loop that lives as long as the environments do."""
     if not inspect.isawaitable(value):
         return value

@@ -1,4 +1,4 @@
-"""One short episode before a run, without a model: whether the environment's code works, and what it says."""
+"""A short episode before a run, without a model, to see whether the environment's code works."""
 
 from __future__ import annotations
 

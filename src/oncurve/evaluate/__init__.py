@@ -20,7 +20,6 @@ from oncurve.evaluate.evaluation import (
     part_is_1 as part_is_1,
     vote_of as vote_of,
 )
-from oncurve.evaluate.first_wrong import FirstWrong as FirstWrong, score_first_wrong as score_first_wrong
 from oncurve.evaluate.intervals import (
     Interval as Interval,
     bootstrap as bootstrap,

@@ -60,14 +60,14 @@ def forecast_command(
     model: str | None,
     parameters: str | None,
     prompt_tokens: int | None,
-    card: tuple[str | None, str | None, float | None, str | None],
+    card: tuple[str | None, str | None],
     words: Sequence[str],
     say: Callable[[str], None],
 ) -> Forecast:
     """Return the forecast that the command's words mean.
 
     name   what the configuration was made of
-    card   a machine's name, memory, TFLOP/s and bandwidth; None each: this machine
+    card   a machine's name and memory; None each: this machine
     words  the settings of the command line
     say    is called with progress messages
 
@@ -77,7 +77,9 @@ def forecast_command(
     if prompt_tokens is not None and not 1 <= prompt_tokens <= 10**7:
         raise ConfigError(f"--prompt-tokens {prompt_tokens}: must be 1 at least, and 10,000,000 at most")
     asked = _asked_shape(model, parameters)
-    place = machine(*card) if any(value is not None for value in card) else None
+    if card[0] is None and card[1] is not None:
+        raise ConfigError("--memory is that of a card: name it, or one like it, with --machine")
+    place = machine(card[0], card[1]) if card[0] is not None else None
     subject = model or (f"{parameters} parameters" if parameters is not None else config.model.path)
     title = f"{name}: {subject}" + (f" on {place.name}" if place is not None else "")
     if asked is None and not config.model.path:
@@ -141,7 +143,7 @@ def _check_positions(shape: ModelShape, prompt: int, completion: int) -> None:
     """
     if shape.positions is not None and prompt + completion > shape.positions + 1:
         room = shape.positions + 1 - prompt
-        fix = f"set rollout.max_new_tokens (--completion-tokens) to {room} or less, or " if room > 0 else ""
+        fix = f"set rollout.max_new_tokens to {room} or less, or " if room > 0 else ""
         raise ConfigError(
             f"rollout.max_new_tokens: prompts of {prompt:,} tokens and completions of {completion:,} are "
             f"{prompt + completion:,} together, and the model was made for {shape.positions:,} positions; "
@@ -186,7 +188,6 @@ def _variant(
         held=not config.lora.adapted or config.lora.path is not None or config.following.every > 0,
         reward_models=reward_model_bytes(config),
         teacher=teacher_bytes(config, dtype),
-        exact_kl="full_kl" in config.policy_term.needs | config.regularizer.needs,
         keeps_kl=config.reference.every > 0,
         quantized=config.model.quantization is not None,
         whole_weights=config.cluster.facts.divided or config.cluster.facts.served,

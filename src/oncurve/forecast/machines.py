@@ -73,31 +73,15 @@ def parse_quantity(text: str, option: str, like: str) -> float:
     return value
 
 
-def machine(name: str | None, memory: str | None, tflops: float | None, bandwidth: str | None) -> Machine:
-    """Return a machine by name, with the other arguments in place of its numbers.
-
-    Raises ConfigError: an unknown name, or none and not all three numbers.
-    """
-    full = ALIASES.get(name.lower(), name.lower()) if name is not None else None
-    if name is not None and full not in MACHINES:
+def machine(name: str, memory: str | None) -> Machine:
+    """Return a machine by name, with `memory` in place of its own. Raises ConfigError: an unknown name, no amount."""
+    full = ALIASES.get(name.lower(), name.lower())
+    if full not in MACHINES:
         raise ConfigError(
             f"--machine {shown(name)}: unknown{suggest(name, MACHINES) or '; there are: ' + ', '.join(MACHINES)}"
         )
-    if tflops is not None and not 0 < tflops * 1e12 < MOST:
-        raise ConfigError(f"--tflops {tflops:g}: give the card's dense bf16 rate, above 0")
-    if full is None and (memory is None or tflops is None or bandwidth is None):
-        raise ConfigError(
-            f"a machine is missing: name one with --machine ({', '.join(MACHINES)}), or give --memory 80GiB, "
-            "--tflops 790 and --bandwidth 4300GB/s"
-        )
-    found = Machine("given", 0.0, 0.0, 0.0) if full is None else MACHINES[full]
-    if memory is not None:
-        found = replace(found, memory=parse_quantity(memory, "--memory", "80GiB"), source="command line")
-    if tflops is not None:
-        found = replace(found, flops=tflops * 1e12, source="command line")
-    if bandwidth is not None:
-        found = replace(found, bandwidth=parse_quantity(bandwidth, "--bandwidth", "4300GB/s"), source="command line")
-    return found
+    found = MACHINES[full]
+    return found if memory is None else replace(found, memory=parse_quantity(memory, "--memory", "80GiB"))
 
 
 @dataclass(frozen=True)

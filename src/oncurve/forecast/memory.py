@@ -111,7 +111,6 @@ class Variant:
     averaged       whether the reference is a moving average, which in bfloat16 has a float32 copy too
     held           whether the reference has weights of its own, and is not the model with its adapter off
     reward_models, teacher   their bytes
-    exact_kl       whether the KL is taken over the whole vocabulary, which needs the reference's head in an update
     keeps_kl       whether `kl.coef=0` would be refused next to the run's other settings
     quantized      whether the layers' frozen matrices are stored in 4 bits
     whole_weights  whether `[cluster]` allows neither split masters nor quantised weights
@@ -132,7 +131,6 @@ class Variant:
     held: bool = True
     reward_models: float = 0.0
     teacher: float = 0.0
-    exact_kl: bool = False
     keeps_kl: bool = False
     quantized: bool = False
     whole_weights: bool = False

@@ -35,7 +35,6 @@ from oncurve.losses.aggregate import (
     grows_with_batch as grows_with_batch,
     resolved as resolved,
 )
-from oncurve.losses.cispo import Cispo as Cispo
 from oncurve.losses.clipped import Clipped as Clipped, clipped_surrogate as clipped_surrogate
 from oncurve.losses.correction import (
     Correction as Correction,
@@ -50,7 +49,6 @@ from oncurve.losses.correction import (
 from oncurve.losses.dppo import Dppo as Dppo, binary_kl as binary_kl, binary_tv as binary_tv
 from oncurve.losses.entropy import EntropyBonus as EntropyBonus
 from oncurve.losses.gmpo import Gmpo as Gmpo
-from oncurve.losses.gspo import Gspo as Gspo
 from oncurve.losses.kinds import (
     AGGREGATION_KINDS as AGGREGATION_KINDS,
     CORRECTION_KINDS as CORRECTION_KINDS,
@@ -68,6 +66,7 @@ from oncurve.losses.objectives import (
     zero_gradient_at_zero_advantage as zero_gradient_at_zero_advantage,
     zero_statistics as zero_statistics,
 )
+from oncurve.losses.policy_gradient import Cispo as Cispo, Reinforce as Reinforce
 from oncurve.losses.preference import bradley_terry as bradley_terry, step_cross_entropy as step_cross_entropy
 from oncurve.losses.ratios import (
     ratio_stats as ratio_stats,
@@ -75,9 +74,8 @@ from oncurve.losses.ratios import (
     trained_advantages as trained_advantages,
 )
 from oncurve.losses.regularize import KLPenalty as KLPenalty, Regularizer as Regularizer
-from oncurve.losses.reinforce import Reinforce as Reinforce
 from oncurve.losses.sapo import Sapo as Sapo, soft_gate as soft_gate
-from oncurve.losses.sequence_product import SequenceProduct as SequenceProduct
+from oncurve.losses.sequence import Gspo as Gspo, SequenceProduct as SequenceProduct
 from oncurve.losses.tokens import (
     WithoutOffPolicy as WithoutOffPolicy,
     off_policy as off_policy,

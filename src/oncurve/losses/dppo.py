@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from oncurve.components import Component, Equation, Impossible, Inert
+from oncurve.losses.policy_gradient import reinforce_loss
 from oncurve.losses.ratios import ratio_stats, token_log_ratio, trained_advantages
-from oncurve.losses.reinforce import reinforce_loss
 from oncurve.ops import clamped_ratio
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 

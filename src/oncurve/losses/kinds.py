@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from oncurve.components import Component
 from oncurve.losses.aggregate import SeqMeanTokenMean, SeqMeanTokenSum, SeqMeanTokenSumNorm, TokenMean, TokenSum
-from oncurve.losses.cispo import Cispo
 from oncurve.losses.clipped import Clipped
 from oncurve.losses.correction import Masked, NoCorrection, Truncated
 from oncurve.losses.dppo import Dppo
 from oncurve.losses.gmpo import Gmpo
-from oncurve.losses.gspo import Gspo
-from oncurve.losses.reinforce import Reinforce
+from oncurve.losses.policy_gradient import Cispo, Reinforce
 from oncurve.losses.sapo import Sapo
-from oncurve.losses.sequence_product import SequenceProduct
+from oncurve.losses.sequence import Gspo, SequenceProduct
 
 OBJECTIVE_KINDS: dict[str, type[Component]] = {
     "clipped": Clipped,

@@ -1,6 +1,6 @@
 """Every number that a run logs: declared with its reduction, formula and advice, and accumulated as (sum, count).
 
-Loaded lazily: the declarations need no torch.
+Loaded lazily: the declarations alone need no torch.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     worker ----pipe----> minder ----starts----> vllm serve ... ----starts----> its engines
 
     minder = Minder({}, nbytes=10**9)       a folder for temporary files, and a process that removes it in the end
-    minder.start(["vllm", "serve", ...])    what it prints goes to the folder's file `server.log`
+    minder.start(["vllm", "serve", ...])    the server
     minder.close()
 
-When the pipe closes, because the worker closes it or ends in whatever way, the minder kills the server with all
-processes that it has started, and removes the folder. The engines of a vLLM server that is killed go on: the minder
-kills them also where the server ends by itself.
+When the worker closes it or ends, in whatever way, the minder kills the server with all processes that it has started,
+and removes the folder. It does the same where the server ends by itself: the engines of a vLLM server that is killed
+would go on. Then it ends as the server did.
 
 This file is what the minder runs, and so it imports nothing heavy.
 """
@@ -19,22 +19,19 @@ import contextlib
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from oncurve.base.closing import reap
-from oncurve.processes.spawn import FOR_THE_RUN, end_with, start, start_python, unblock
+from oncurve.processes.spawn import END, WATCHED, adopt_orphans, end_with, exit_as, start, start_python, supervise
 
-_LOG, _ENDED = "server.log", "ended"
-_TURN_SECONDS, _END_SECONDS, _POLL_SECONDS = 60.0, 5.0, 0.02
+_END_SECONDS = 5.0
 _LONGEST_WORDS = 300
 
 IN_MEMORY = "/dev/shm"
@@ -59,17 +56,17 @@ class Minder:
     def __init__(self, environment: Mapping[str, str], nbytes: int = 0) -> None:
         roomy = os.path.isdir(IN_MEMORY) and shutil.disk_usage(IN_MEMORY).free > 2 * nbytes
         self.folder = Path(tempfile.mkdtemp(prefix="oncurve-vllm-", dir=IN_MEMORY if roomy else None))
-        self._log = self.folder / _LOG
-        with self._log.open("wb") as output:
-            self._process = start_python(
-                "oncurve.processes.minder:mind",
-                str(self.folder),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # whoever kills the worker's process group leaves the minder to clear up
-                env={**os.environ, **environment},
-            )
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as this object
+        self._process = start_python(
+            "oncurve.processes.minder:mind",
+            str(self.folder),
+            str(os.getpid()),
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # whoever kills the worker's process group leaves the minder to clear up
+            env={**os.environ, **environment},
+        )
 
     def start(self, command: Sequence[str]) -> None:
         """Have the server started, the only one of this minder."""
@@ -80,32 +77,25 @@ class Minder:
 
     def ending(self, seconds: float = 0.0) -> str:
         """Return how the server has ended, and why as far as its output says; "" where it has not within `seconds`."""
-        deadline = time.monotonic() + seconds
-        while (code := self._code()) is None:
-            if time.monotonic() >= deadline:
-                return ""
-            time.sleep(_POLL_SECONDS)
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return ""
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        words = first_cause(self._log.read_text(errors="replace")) if self._log.is_file() else ""
+        self._log.seek(0)
+        words = first_cause(self._log.read().decode(errors="replace"))
         return f"the vLLM server ended ({how}){': ' * bool(words)}{words[:_LONGEST_WORDS]}"
 
     def close(self) -> None:
         """End the server and remove the folder. Twice is allowed."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
+            self._process.stdin.close()  # it may wait for its order
+        self._process.send_signal(END)
+        if reap(self._process, _END_SECONDS) is None:
             self._process.kill()  # the server ends with it
-            reap(self._process, _END_SECONDS)
+        self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _code(self) -> int | None:
-        """Return the exit code of the server, or of the minder where that has ended first; None: neither has ended."""
-        with contextlib.suppress(FileNotFoundError):
-            return int((self.folder / _ENDED).read_text())
-        return self._process.poll()
 
 
 def first_cause(log: str) -> str:
@@ -116,52 +106,24 @@ def first_cause(log: str) -> str:
     return " ".join(found[1].split()) if found else log.strip().rpartition("\n")[2].strip()
 
 
-def mind(path: str) -> None:
-    """Run the command that comes on standard input until it ends; remove the folder when standard input is closed.
+def mind(path: str, worker: str) -> NoReturn:
+    """Run the command that comes on standard input until it or the process `worker` ends; then remove the folder.
 
-    A scheduler ends a job by a signal to all its processes: the minder waits for the end of the worker all the same.
+    The signals by which a scheduler ends all processes of a job stay blocked: the end of the worker follows.
     """
-    folder = Path(path)
-    for number in FOR_THE_RUN:
-        signal.signal(number, lambda *ignored: None)  # the server does not inherit it
-    unblock()
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    adopt_orphans()
+    end_with(int(worker), END)
+    own, status = os.getpid(), None
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        end_with(own)
+
     try:
         if order := sys.stdin.readline():
-            _serve(json.loads(order), folder)
-    except OSError as error:  # there is no such command
-        sys.stdout.write(f"{type(error).__name__}: {error}\n")
-        sys.stdout.flush()
-        _tell(folder, 1)
-        _until_closed(sys.stdin.fileno())
+            server = start(json.loads(order), stdin=subprocess.DEVNULL, preexec_fn=prepare)
+            status = supervise(server.pid)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _serve(command: Sequence[str], folder: Path) -> None:
-    pipe = sys.stdin.fileno()
-    ends = partial(end_with, os.getpid())
-    server = start(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=ends)
-    closed = _until_closed(pipe, os.pidfd_open(server.pid))
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)
-    try:
-        code = server.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:  # the kernel ends it later
-        code = -signal.SIGKILL
-    if not closed:
-        _tell(folder, code)
-        _until_closed(pipe)
-
-
-def _tell(folder: Path, code: int) -> None:
-    """Say how the server has ended."""
-    (folder / "ending").write_text(str(code))
-    (folder / "ending").rename(folder / _ENDED)
-
-
-def _until_closed(pipe: int, *others: int) -> bool:
-    """Return whether the pipe has closed, as soon as it has, or as soon as one of `others` can be read."""
-    while True:
-        ready, _, _ = select.select([pipe, *others], [], [], _TURN_SECONDS)
-        if ready:
-            return pipe in ready
+        shutil.rmtree(path, ignore_errors=True)
+    exit_as(status)

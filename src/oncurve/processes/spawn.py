@@ -15,14 +15,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from oncurve.processes.causes import how_it_ended
 
 FOR_THE_RUN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals for the run's own process, also where a scheduler or a terminal sends them to all its processes."""
+
+END = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGTERM
+"""The signal at which a supervisor ends its child, all that this has started, and itself; no other code uses it."""
+
+WATCHED: set[int] = {signal.SIGCHLD, END}
+"""The signals that a supervisor blocks before it starts its child, and waits for."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -79,6 +85,21 @@ def ending(child: subprocess.Popen[bytes], seconds: float = 5.0) -> str:
         return "it closed its connection and did not end"
 
 
+@contextlib.contextmanager
+def environment_of(variables: Mapping[str, str]) -> Iterator[None]:
+    """Within: these variables are set. The processes that are started meanwhile keep them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def end_with(parent: int, number: int = signal.SIGKILL) -> None:
     """Get the signal `number` when the thread of the process `parent` ends that has started this one.
 
@@ -92,6 +113,46 @@ def end_with(parent: int, number: int = signal.SIGKILL) -> None:
 def adopt_orphans() -> None:
     """Become the parent of what is left of this process's children."""
     _ask_kernel(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def supervise(child: int) -> int | None:
+    """Wait for the end of a child, or for the signal `END`. Then end the child and all that it has started.
+
+    Return the child's wait status; None: it was ended by order.
+    """
+    status, ordered = None, False
+    while status is None and not ordered:
+        ordered = signal.sigwait(WATCHED) == END
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                status = ended[1] if ended[0] == child else status
+    with contextlib.suppress(ChildProcessError):
+        while True:  # the children of an ended child become ours
+            for each in _children():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(each, signal.SIGKILL)
+            os.waitpid(-1, 0)
+    return status
+
+
+def exit_as(status: int | None) -> NoReturn:
+    """End as a child with this wait status has ended."""
+    if status is not None and os.WIFSIGNALED(status):
+        with contextlib.suppress(OSError):
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(0 if status is None else os.waitstatus_to_exitcode(status))
+
+
+def _children() -> Iterator[int]:
+    """Return the processes whose parent this one is."""
+    own = str(os.getpid())
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            stat = Path("/proc", process, "stat").read_text(errors="replace")
+            if stat.rpartition(")")[2].split()[1] == own:  # the name before it may contain anything
+                yield int(process)
 
 
 def _ask_kernel(option: int, value: int) -> None:

@@ -1,4 +1,4 @@
-"""A run as plain values (`read_run`, `RolloutIndex`), as one self-contained page, and as logs of Inspect.
+"""A run as plain values (`read_run`, `RolloutIndex`), and as one self-contained page.
 
 Loaded lazily: who only reads groups needs no torch.
 """
@@ -12,7 +12,6 @@ from oncurve.base.lazy import lazily
 if TYPE_CHECKING:
     from oncurve.report.groups import answer_column as answer_column, answer_of_row as answer_of_row
     from oncurve.report.index import RolloutIndex as RolloutIndex
-    from oncurve.report.inspect_format import inspect_file as inspect_file, inspect_log as inspect_log
     from oncurve.report.page import render_report as render_report, write_report as write_report
     from oncurve.report.records import RunRecord as RunRecord, group_record as group_record, read_run as read_run
     from oncurve.report.rollouts import (

@@ -18,21 +18,8 @@ from safetensors.numpy import load, save
 PROMPT_CHARACTERS = 120
 """How much of a prompt's text a row has."""
 
-COLUMNS = {
-    "group": "i8",
-    "prompt_id": "i8",
-    "mean": "f8",
-    "spread": "f8",
-    "right": "i8",
-    "truncated": "i8",
-    "invalid": "i8",
-    "largest": "f8",
-    "length": "f8",
-    "size": "i8",
-    "offset": "i8",
-    "bytes": "i8",
-    "line": "i8",
-}
+_WHOLE = ("group", "prompt_id", "right", "truncated", "invalid", "size", "offset", "bytes", "line")
+COLUMNS = dict.fromkeys(_WHOLE, "i8") | dict.fromkeys(("mean", "spread", "largest", "length"), "f8")
 """The numbers of a row, with numpy's names of their types. Where a value is not known it is NaN, in `right` -1."""
 
 _PIECE_BYTES = 1 << 12  # of a damaged file all before the damaged piece is had

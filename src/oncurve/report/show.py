@@ -19,7 +19,7 @@ from oncurve.report.rollouts import steps_in_words
 MOST_CHANGED = 5
 """Tokens that are named, of a group and of each completion."""
 
-ABOUT = ("reward", "parts", "valid", "fault", "extras", "advantage", "ended", "text", "turns")
+ABOUT = ("reward", "parts", "valid", "fault", "extras", "advantage", "ended", "text", "turns", "outcome")
 
 
 def link(run: str, *numbers: int | None) -> str:
@@ -54,7 +54,7 @@ def shown(
     found: dict[str, Any] = {"run": name, "step": step, "link": link(name, step, group, completion)}
     rows = index.rows(step)
     if group is None:
-        groups = index.changed(step, MOST_CHANGED)
+        groups = index.changed(step, 10 * MOST_CHANGED)
         changed = None if groups is None else [each for one in groups for each in shown(run, step, one)["most_changed"]]
         return found | {"rows": rows, "most_changed": changed and _most(changed)}
     try:
@@ -115,7 +115,10 @@ def _completion(number: int, item: Mapping[str, Any], place: tuple[str, int, int
 
 
 def _most(tokens: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(tokens, key=lambda token: -abs(token["change"]))[:MOST_CHANGED]
+    """Return the tokens that changed most, each once: completions that begin alike have changed alike."""
+    ranked = sorted(tokens, key=lambda token: -abs(token["change"]))
+    alike = {(each["group"], each["token"], each["piece"], round(each["change"], 5)): each for each in reversed(ranked)}
+    return list(alike.values())[: -MOST_CHANGED - 1 : -1]
 
 
 def show_text(found: Mapping[str, Any]) -> str:

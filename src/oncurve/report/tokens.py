@@ -85,7 +85,8 @@ class TokenFile:
             for name, values in columns.items():
                 item[name] = [value if math.isfinite(value) else None for value in values[start:end].tolist()]
             if item.get("advantage") is not None:
-                item.setdefault("advantages", [item["advantage"]] * len(item["ids"]))
+                own = item.get("trained") or [True] * len(item["ids"])
+                item.setdefault("advantages", [item["advantage"] if each else 0.0 for each in own])
             if pieces:
                 item["pieces"] = texts_of(item["ids"], pieces)
             start = end

@@ -8,7 +8,7 @@ from oncurve.rewards.functions.episode import EnvironmentReward
 from oncurve.rewards.functions.format import Format
 from oncurve.rewards.functions.math import Math
 from oncurve.rewards.functions.python import Python
-from oncurve.rewards.functions.shaping import LengthCap, Overlong, Repetition
+from oncurve.rewards.functions.shaping import Overlong, Repetition
 from oncurve.rewards.functions.verify import Exact, Numeric, Regex, Task, TaskSteps
 from oncurve.rewards.judge.model_judge import ModelJudge
 from oncurve.rewards.model import ModelReward, ProcessModelReward
@@ -25,7 +25,6 @@ REWARD_KINDS: dict[str, type[RewardSettings]] = {
     "task": Task,
     "task_steps": TaskSteps,
     "overlong": Overlong,
-    "length_cap": LengthCap,
     "repetition": Repetition,
     "cosine": Cosine,
     "environment": EnvironmentReward,

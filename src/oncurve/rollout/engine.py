@@ -66,9 +66,6 @@ class RolloutEngine(Protocol):
                         other samples wherever it is decoded; None: `count_samples` of this call
         """
 
-    def prepare(self, weights: Weights) -> None:
-        """Begin to take these weights, which are followed next, and do not change until then."""
-
     def measured(self) -> Mapping[str, float]:
         """Return what was measured since the last call, by the names of declared metrics."""
         ...
@@ -86,9 +83,6 @@ class RolloutEngine(Protocol):
 
 class EngineBase(Closing):
     """The methods that an engine need not have: here they do nothing."""
-
-    def prepare(self, weights: Weights) -> None:
-        """Go on: the weights are given again to `follow`."""
 
     def measured(self) -> Mapping[str, float]:
         """Return no metrics."""

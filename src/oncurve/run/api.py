@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
-from rich.console import Console
 from torch import nn
 
 from oncurve.base.errors import ConfigError, without_frames
@@ -201,16 +200,16 @@ def resume(
         check_complete(config, model_given=loaded is not None)
         resumption = open_to_resume(path, before, config, base, changed)
         given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
-        console, stopped = Screen(), None
+        stopped = None
     if config.warm_starts and not resumption.done:
         stopped = warm_up(config, base, path, functions)
     with _before_training():
-        trained = TrainedRun(continued(resumption, config, base, console, given), stopped_by=stopped)
+        trained = TrainedRun(continued(resumption, config, base, Screen(), given), stopped_by=stopped)
     try:
         for line in read_log(path / "metrics.jsonl", damaged=True):
             trained.metrics.append(line) if line.get("step") != 0 else trained.run.before.update(line)
         if not resumption.finished and stopped is None:
-            _finish(trained, console, path, on_step)
+            _finish(trained, path, on_step)
         trained.run.rest()
     except BaseException:
         trained.close()
@@ -247,9 +246,9 @@ def _run(trained: TrainedRun, out: Path | None, on_step: Callable[[StepResult], 
         if out is not None:
             create_directory(trained.run, out)
         if out is not None and trained.run.config.warm_starts:
-            trained.stopped_by = _warm_up(trained, out)
+            trained.stopped_by = _begun_again(trained, out, _functions(trained), warming=True)
         if trained.stopped_by is None:
-            _finish(trained, Screen(), out, on_step)
+            _finish(trained, out, on_step)
         trained.run.rest()
     except BaseException:
         trained.close()
@@ -257,44 +256,44 @@ def _run(trained: TrainedRun, out: Path | None, on_step: Callable[[StepResult], 
     return trained
 
 
-def _warm_up(trained: TrainedRun, path: Path) -> str | None:
-    """Make the warm start of a run that has begun in `path`, and begin it again with the model of that; returns the
-    signal that stopped it, or None.
+def _begun_again(trained: TrainedRun, path: Path, functions: Mapping[str, Any], warming: bool = False) -> str | None:
+    """Continue with what is in `path`, with `warming` after the warm start; returns the signal that stopped that, or
+    None.
     """
-    functions = {"rewards": list(trained.run.config.rewards)}
-    stopped: list[str | None] = []
+    stopped = None
 
     def made() -> Run:
+        nonlocal stopped
         with trusting(given=True):  # this process has had it
             config, _, base = resumed_config(path, given=functions)
-        stopped.append(warm_up(config, base, path, functions))
+        stopped = warm_up(config, base, path, functions) if warming else None
         return continued(open_to_resume(path, config, config, base), config, base, Screen())
 
     trained.go_back(made)
-    return stopped[0]
+    return stopped
 
 
-def _finish(
-    trained: TrainedRun, console: Console, path: Path | None, on_step: Callable[[StepResult], None] | None
-) -> None:
+def _finish(trained: TrainedRun, path: Path | None, on_step: Callable[[StepResult], None] | None) -> None:
     """Train the steps that are left; after a loss of state on from the last checkpoint, unless the run has a module of
     the caller's, which training has changed."""
-    observers = [trained.keep, *([on_step] if on_step is not None else [])]
-    if path is None or trained.run.given != Overrides():
-        trained.stopped_by = finish(trained.run, console, *observers)
-        return
-    returns, functions = Returns(path), {"rewards": list(trained.run.config.rewards)}
+    returns = None if path is None or trained.run.given != Overrides() else Returns(path)
+    functions = _functions(trained)
 
-    def made_again() -> Run:
-        with trusting(given=True):  # this process has had it
-            config, _, base = resumed_config(path, given=functions)
-        return continued(open_to_resume(path, config, config, base), config, base, console)
+    def steps() -> str | None:
+        observers = [trained.keep, *([on_step] if on_step is not None else [])]
+        return finish(trained.run, Screen(), *observers, returns=returns)
 
     def again() -> str | None:
-        trained.go_back(made_again)
-        return finish(trained.run, console, *observers, returns=returns)
+        assert path is not None
+        _begun_again(trained, path, functions)
+        return steps()
 
-    trained.stopped_by = returns.over(lambda: finish(trained.run, console, *observers, returns=returns), again)
+    trained.stopped_by = steps() if returns is None else returns.over(steps, again)
+
+
+def _functions(trained: TrainedRun) -> dict[str, Any]:
+    """Return the settings for objects that no file holds."""
+    return {"rewards": list(trained.run.config.rewards)}
 
 
 def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:

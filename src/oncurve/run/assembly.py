@@ -403,7 +403,7 @@ def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
     one.
     """
     engine = _engine_maker(config, loaded)()
-    needed = ("exact", "follow", "generate", "prepare", "measured", "worked", "close")
+    needed = ("exact", "follow", "generate", "measured", "worked", "close")
     lacking = [name for name in needed if not hasattr(engine, name)]
     if lacking:
         lacks = f"{type(engine).__name__} lacks {' and '.join(lacking)}; derive it from oncurve.rollout.EngineBase"

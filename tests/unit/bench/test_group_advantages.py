@@ -1,29 +1,5 @@
-from typing import Any
-
 import pytest
-from bench.compare import group_advantages as part
 from bench.timing import exponent, line, ratio_interval, slope_ratio, time_in_turn
-
-
-def row(groups: int, size: int) -> dict[str, Any]:
-    names = ("core oncurve", "core rlox", "whole oncurve", "whole rlox", "default", "dr_grpo")
-    return {
-        "groups": groups,
-        "size": size,
-        "largest_difference": 1e-16,
-        "microseconds": dict.fromkeys(names, 12.5),
-        "ratio": {"core": [0.5, 0.4, 0.6], "whole": [2.0, 1.5, 2.5]},
-    }
-
-
-def test_the_table_has_a_row_a_size_for_each_number_of_threads() -> None:
-    rows = [row(16, 4), row(4096, 16)]
-    text = part.table({"by_threads": [{"threads": 1, "rows": rows}, {"threads": 2, "rows": rows}]})
-    assert text.count("| 4096 x 16 |") == 2
-    assert "0.50 (0.40 to 0.60)" in text
-    assert "On 2 threads" in text
-    widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
-    assert widths == {len(part.COLUMNS) + 1}
 
 
 def test_ways_are_timed_in_turn_and_each_is_warmed_up() -> None:

@@ -83,22 +83,3 @@ def test_the_sampler_is_timed_at_every_vocabulary() -> None:
     settings = {"vocabularies": [16, 32], "rows": 2, "repeats": 2, "seconds_a_point": 0.0, "threads": 1}
     points = sampler(settings)["points"]
     assert [sorted(point) for point in points] == [["oncurve", "trl"]] * 2
-
-
-def test_the_table_says_what_passed() -> None:
-    memory = {"G": {"oncurve": held(1, 2, 2, 2), "trl": held(1, 2, 2, 2)}}
-    results = {
-        "threads": 1,
-        "gradient_cosine": 0.99999,
-        "training": {"P": curve(2e-5, 1.6e-4)},
-        "sampler": curve(1e-6, 1e-5),
-        "memory": memory,
-        "verdicts": {
-            "prompt_slope": prompt_verdict(curve(2e-5, 1.6e-4), 8),
-            "memory": memory_verdict(memory),
-            "sampler_slope": sampler_verdict(curve(1e-6, 1e-5)),
-        },
-    }
-    text = growth.table(results)
-    assert [line.rsplit("|", 2)[1].strip() for line in text.splitlines()[2:5]] == ["pass", "pass", "**fail**"]
-    assert "| training over P | 64 - 256 |" in text

@@ -44,19 +44,6 @@ def test_seeds_that_one_system_never_brought_there_are_not_in_the_ratio() -> Non
     assert learning.summary(RUNS[4:], 0.9)["ratio"] is None
 
 
-def test_the_table_names_what_never_got_there_and_what_differs() -> None:
-    results = {
-        "target": 0.9,
-        "summary": learning.summary(RUNS, 0.9),
-        "left_out": [{"system": "trl", "seed": 4}],
-        "differences": ["Warm-up."],
-    }
-    text = learning.table(results)
-    assert "45, 50, never" in text
-    assert "TRL seed 4" in text
-    assert text.endswith("* Warm-up.")
-
-
 def test_the_median_curve_has_the_evaluations_that_all_runs_had() -> None:
     assert learning.median_curve([RUNS[0], RUNS[2]]) == ([0.0, 10.0], [0.2, pytest.approx(0.85)])
 

@@ -2,31 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bench.cases import CELLS, RANK
-from bench.single.lora import GOALS, OTHERS, table
+from bench.single.lora import table
 from bench.systems.ours import settings
 
 ROOT = Path(__file__).parents[3]
-
-
-def figures(seconds: float, peak: int) -> dict[str, Any]:
-    return {"seconds": [seconds, seconds + 1, seconds + 5], "peak_bytes": peak}
-
-
-def test_the_table_has_ratios_of_seconds_processor_seconds_and_memory_beside_their_goals() -> None:
-    systems = {"oncurve-lora": figures(1.0, 2 * 10**9), "oncurve": figures(3.0, 5 * 10**9)}
-    found = {"systems": systems, "ratio": [2.0, 1.5, 2.5], "cpu_ratio": [1.9, 1.8, 2.0], "memory": 0.4}
-    assert table({"494M": {"oncurve": found}}).splitlines()[-1] == (
-        "| 494M | oncurve, all weights | 4.00 s, 5.00 GB | 2.00 s, 2.00 GB | 2.00 (1.50 to 2.50) "
-        "| 1.90 (1.80 to 2.00) | 1.25 | 0.40 | 0.45 |"
-    )
-
-
-def test_every_system_beside_it_has_goals() -> None:
-    assert set(GOALS) == set(OTHERS)
 
 
 @pytest.mark.parametrize("system", ["oncurve-lora", "trl-lora", "trl-lora-autocast"])

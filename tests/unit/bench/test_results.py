@@ -5,7 +5,7 @@ from bench.__main__ import PARTS, parse
 from bench.cases import CELLS, SYSTEMS
 from bench.compare.cells import PAIRS, TRL, best_peer, in_rounds, needed_bytes
 from bench.report.goals import GOALS, goals_table
-from bench.report.tables import best_pair, cells_table, efficiency_table, limits_table, phases_table, tokens_table
+from bench.report.tables import best_pair
 from bench.results import Results, void_reasons
 
 
@@ -46,14 +46,6 @@ def table() -> dict:
 def test_trls_best_is_its_fastest(table: dict) -> None:
     assert best_pair(table["cells"]["6.5M fixed"]) == "trl-bf16"
     assert best_pair({"rlox": {"skipped": ""}}) is None
-
-
-def test_tables_name_every_system_and_what_was_not_run(table: dict) -> None:
-    text = cells_table(table)
-    assert "| TRL, bf16 weights (best of TRL) | 2 | 3.50 s | 3.50 (2.50 to 4.50) |" in text
-    assert "6.5M fixed, rlox: not run: no rlox." in text
-    for write in (phases_table, tokens_table, efficiency_table, limits_table):
-        assert "6.5M fixed" in write(table)
 
 
 def test_a_goal_holds_by_the_lower_end_of_the_interval(table: dict) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from bench.compare import updates
-from bench.compare.trl_gradients import KNOWN, _read, known, known_table, name, planned, report, table
+from bench.compare.trl_gradients import KNOWN, _read, known, planned, report
 from bench.compare.updates import KLS, LOSSES, Update, distance
 
 from fakes.architectures import architecture
@@ -74,19 +74,6 @@ def test_distance_is_relative_and_over_all_parameters() -> None:
     assert distance({"a": torch.tensor([3.0]), "b": torch.tensor([1.0, 4.0])}, right) == pytest.approx(0.2)
     with pytest.raises(ValueError, match="different parameters"):
         distance({"a": torch.tensor([3.0])}, right)
-
-
-def test_the_tables_mark_known_differences_and_show_both_against_the_formula() -> None:
-    found = [
-        (Update("bnpo", off_policy=False), {"difference": 1e-7, "known": None}),
-        (
-            Update("bnpo", off_policy=False, micro_batches=3),
-            {"difference": 0.1, "known": "micro-batches", "trl_to_oracle": 0.1, "oncurve_to_oracle": 2e-7},
-        ),
-    ]
-    assert table(found).splitlines()[-1] == "| bnpo, KL none | 1.0e-07 | 1.0e-01* |  |  |"
-    assert known_table(found).splitlines()[-1] == "| bnpo, KL none | on | 3 | 1.0e-01 | 2.0e-07 | micro-batches |"
-    assert name(Update("dapo", mask_truncated=True)) == "dapo, KL none, a truncated row masked"
 
 
 def test_figures_survive_the_file() -> None:

@@ -17,12 +17,9 @@ from fakes.tiny_policy import random_groups, tiny_model
 from fakes.vllm_server import server_program, tiny_llama
 from oncurve.base.errors import ConfigError
 from oncurve.cluster import FleetLearner, HostCluster
-from oncurve.cluster.vllm.engine import VllmEngine
-from oncurve.models import LocalWeights
+from oncurve.cluster.vllm.server import command_line
 from oncurve.processes.fleets import HostFleet, ProcessEnded, Replied
-from oncurve.processes.fleets.devices import VISIBLE, Gpus, check_settings, memory_share, placed
-from oncurve.rollout import InProcessEngine, Sampling
-from oncurve.types import Prompt
+from oncurve.processes.fleets.devices import VISIBLE, Gpus, memory_share, placed
 
 
 def gpus(count: int, *names: str) -> Gpus:
@@ -87,22 +84,6 @@ def test_each_place_sees_its_own_gpus_also_after_a_death_and_the_nursery_none() 
         assert answers(fleet) == [("", "3"), ("", "5,6")]
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ((False, False, 2), ["cluster.rollout_gpus", 'cluster.engine to "vllm"']),
-        ((False, True, 0), ["cluster.weights", "share one"]),
-        ((True, True, 2), ["cluster.weights", "vLLM servers"]),
-    ],
-)
-def test_what_does_not_go_with_gpus_is_refused_by_name(given: tuple[bool, bool, int], words: list[str]) -> None:
-    with pytest.raises(ConfigError) as error:
-        check_settings(*given)
-    assert all(word in str(error.value) for word in words)
-    check_settings(True, False, 8)
-    check_settings(False, True, 1)
-
-
 @given(st.floats(0, 1), st.floats(0, 2), st.integers(1, 4))
 def test_servers_on_the_learners_card_get_what_training_leaves(free: float, needed: float, servers: int) -> None:
     """A quarter of the card at least, unless that is not free; a hundredth may be lost to rounding."""
@@ -117,39 +98,23 @@ def test_a_server_takes_a_share_of_the_card_where_it_is_the_learners(
     monkeypatch: pytest.MonkeyPatch, each: int, share: str | None
 ) -> None:
     """The user's arguments come after it, and so overrule it."""
-    monkeypatch.setattr("oncurve.cluster.making.seen_by", lambda model: gpus(3))
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (70e9, 80e9))
-    monkeypatch.setattr(HostCluster, "fleet", lambda self, make, *others: make)
     own = ("--max-model-len", "64")
     cluster = HostCluster(engine="vllm", rollout_workers=2, rollout_gpus=each, vllm_arguments=own)
-    worker: Any = cluster._servers(tiny_llama(0), VllmEngine, lambda: 32e9)
-    (settings,) = worker.args[1].args
-    assert settings.arguments == ((("--gpu-memory-utilization", share) if share else ()) + own)
+    settings = cluster._servers(tiny_llama(0), gpus(3), lambda: 32e9)
+    assert settings["arguments"] == ((("--gpu-memory-utilization", share) if share else ()) + own)
 
 
-@pytest.mark.slow
 def test_a_vllm_server_divides_the_model_among_the_gpus_of_its_worker(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     server_program(tmp_path / "bin")
-    program, noted = tmp_path / "bin" / "vllm", tmp_path / "noted"
-    note = f'echo "$CUDA_VISIBLE_DEVICES: $*" >> "{noted}"\nexec '
-    program.write_text(program.read_text().replace("exec ", note, 1))
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("ONCURVE_TEST_ORDERS", str(tmp_path))
-    monkeypatch.setattr("oncurve.cluster.making.seen_by", lambda model: gpus(5))
-    sampling = Sampling(group_size=2, max_new_tokens=4)
-    build = partial(InProcessEngine, sampling, seed=5)
-    cluster = HostCluster(engine="vllm", rollout_workers=2, rollout_gpus=2, shard_groups=1)
-    policy = tiny_llama(0)
-    with cluster.rollout_engine(build(), build, sampling, None, (2,), 5) as engine:
-        engine.follow(LocalWeights(policy, 0))
-        for draw in range(2):
-            assert len(engine.generate([Prompt(number, "", (number + 3, 4)) for number in range(6)], draw)) == 6
-    lines = noted.read_text().splitlines()
-    assert {line.partition(":")[0] for line in lines} <= {"b,c", "d,e"}
-    assert lines
-    assert all("--tensor-parallel-size 2" in line for line in lines)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    words = command_line(Path("model"), 8000, "bfloat16", 2, ("--max-model-len", "64"))
+    assert words[-4:] == ["--tensor-parallel-size", "2", "--max-model-len", "64"]
+    cluster = HostCluster(engine="vllm", rollout_workers=2, rollout_gpus=2)
+    assert cluster.placement(gpus(5)).workers == ("b,c", "d,e")
+    assert cluster._servers(tiny_llama(0), gpus(5), lambda: 0.0)["gpus"] == 2
 
 
 @pytest.mark.slow

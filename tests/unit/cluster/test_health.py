@@ -37,16 +37,6 @@ def test_every_place_gets_a_process_and_no_second_one() -> None:
     assert not health.starting
 
 
-def test_a_process_that_ended_is_replaced_at_once_and_by_a_new_number() -> None:
-    health = healthy()
-    assert health.has_ended(0, "killed", 5.0) == ProcessEnded(0, "killed")
-    assert health.up == [1]
-    assert health.starting
-    assert health.orders(5.0) == [Start(0, 2)]
-    health.is_up(2, 5.1)
-    assert health.up == [2, 1]
-
-
 def test_the_second_death_in_a_minute_costs_a_pause_and_the_third_a_quarantine_that_ends() -> None:
     health = healthy(1)
     health.has_ended(0, "killed", 5.0)

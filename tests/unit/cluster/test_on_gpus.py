@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from fakes.learning import finished
 from fakes.tiny_policy import random_groups, tiny_model
 from fakes.tolerance import assert_close
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
-from oncurve.cluster import FleetLearner, HostCluster
+from oncurve.cluster import HostCluster
 from oncurve.learner import LearnerConfig
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
 from oncurve.models import LocalWeights
@@ -44,34 +43,14 @@ def sampled(count: int, **settings: object) -> list[list[Group]]:
 
 @pytest.mark.slow
 @needs_gpus(1)
-@pytest.mark.parametrize("weights", ["object", "disk", "gloo"])
-def test_workers_that_share_the_gpu_of_this_process_sample_its_tokens(weights: str) -> None:
-    assert sampled(2, rollout_gpus=0, weights=weights) == sampled(0)
+def test_workers_that_share_the_gpu_of_this_process_sample_its_tokens() -> None:
+    assert sampled(2, rollout_gpus=0) == sampled(0)
 
 
 @pytest.mark.slow
 @needs_gpus(2)
-def test_a_worker_on_a_gpu_of_its_own_gets_the_weights_by_nccl() -> None:
-    assert sampled(1, weights="nccl") == sampled(0)
-
-
-@pytest.mark.slow
-@needs_gpus(2)
-def test_two_ranks_on_two_gpus_make_the_updates_of_one() -> None:
-    found = []
-    for count in (1, 2):
-        model = tiny_model(torch.float32)
-        model.module.cuda()
-        make = partial(LearnerConfig(learning_rate=0.01).build, model, Clipped(), Regularizer(KLPenalty(coef=0.0)))
-        learner = HostCluster(learner_ranks=count).learner(make, [model])
-        assert isinstance(learner, FleetLearner)
-        try:
-            for step in range(3):
-                learner.update(finished(learner.local, random_groups(count=4, size=4, seed=step)))
-            found.append({name: tensor.cpu() for name, tensor in learner.local.state()[1].items()})
-        finally:
-            learner.close()
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+def test_a_worker_on_a_gpu_of_its_own_samples_the_tokens_of_one_process() -> None:
+    assert sampled(1) == sampled(0)
 
 
 def weights_after_updates(ranks: int, **settings: Any) -> dict[str, torch.Tensor]:
@@ -90,6 +69,13 @@ def weights_after_updates(ranks: int, **settings: Any) -> dict[str, torch.Tensor
         return {name: tensor.detach().cpu() for name, tensor in found.named_parameters()}
     finally:
         learner.close()
+
+
+@pytest.mark.slow
+@needs_gpus(2)
+def test_two_ranks_on_two_gpus_make_the_updates_of_one() -> None:
+    one, two = weights_after_updates(1), weights_after_updates(2)
+    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from torch import Tensor
 from fakes.deadly import PLACES, make_deadly, order, waiting
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups
-from oncurve.base.errors import ConfigError
 from oncurve.cluster import FleetLearner, HostCluster
 
 State = dict[str, Tensor]
@@ -137,28 +136,3 @@ def test_all_ranks_at_once_and_again_and_again(orders: Path) -> None:
     assert same_bits(found, right)
     assert of_the_update(metrics) == said
     assert sum(one["cluster/ranks_lost"] for one in metrics) >= 4
-
-
-def test_an_error_in_a_rank_that_cannot_start_is_said_before_any_work(tmp_path: Path) -> None:
-    make = partial(make_deadly, tmp_path, os.getpid())
-    HostCluster(learner_ranks=1).learner(make).close()
-    with (
-        ranks_that_fail(tmp_path) as learner,
-        pytest.raises(ConfigError, match=r"the processes cannot start: RuntimeError: no luck$"),
-    ):
-        learner.update(finished(learner.local, random_groups()))
-
-
-@contextmanager
-def ranks_that_fail(folder: Path) -> Iterator[FleetLearner]:
-    def make(tokenizer: object = None, driver: int = os.getpid()) -> Any:
-        if os.getpid() != driver:
-            raise RuntimeError("no luck")
-        return make_deadly(folder, driver)
-
-    learner = HostCluster(learner_ranks=2).learner(make)
-    assert isinstance(learner, FleetLearner)
-    try:
-        yield learner
-    finally:
-        learner.close()

@@ -93,25 +93,6 @@ def test_the_gradient_of_ranks_is_that_of_one_process_and_frozen_weights_have_no
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "ranks"), [("all", 2), ("tied", 4), ("new", 2), ("trained", 4)])
-def test_the_gradient_of_the_exact_kl_is_that_of_one_process(tmp_path: Path, kind: str, ranks: int) -> None:
-    settings = {"given": torch.float64, "estimator": "full"}
-    one = make(kind, **settings)
-    one.update(batch_for(one))  # at the start policy and reference are one, and the KL has no gradient
-    batch = batch_for(one, 1)
-    right = gradient(one, batch)
-    with sharded(ranks, make=partial(make, kind, betas=(0.0, 0.999), **settings)) as learner:
-        learner.update(batch_for(learner))
-        mine = batch_for(learner, 1)
-        assert_close(mine.ref_hidden, batch.ref_hidden)
-        metrics = learner.update(mine).metrics.result()
-        record = saved(learner, tmp_path / "saved")
-    assert metrics["policy/kl"] > 0
-    assert relative_error(first_moments(tmp_path / "saved", record, one), right) < 1e-9
-    assert metrics["optim/grad_norm"] == pytest.approx(float(right.norm()), rel=1e-9)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "dtype", "settings", "near"),
     [

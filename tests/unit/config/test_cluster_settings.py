@@ -51,7 +51,6 @@ def test_workers_without_a_shard_are_noted() -> None:
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
-        (["cluster.weights=gloo"], "cluster.rollout_workers=0"),
         (["cluster.rollout_gpus=2"], "cluster.rollout_workers=0"),
         (["cluster.gradient_shards=4"], "cluster.sharding=fsdp"),
         (["cluster.silence_seconds=5"], "cluster.learner_ranks=1"),

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from fakes.scoring import faults_of, group, rewards_of
 from oncurve.advantages import group_advantages
-from oncurve.base.errors import ConfigError, RewardError, TrainingError
+from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.metrics import Metrics
 from oncurve.rewards import Accepts, InProcess, Python, RewardSet, RewardSettings
 from oncurve.rewards.component import LARGEST_REWARD
@@ -46,23 +46,6 @@ def test_a_component_that_is_none_does_not_apply() -> None:
     assert scored[0].scores[0].parts == {"a": None, "b": 2.0}
     assert scored[0].scores[2].fault == "none: no reward applies: every component returned None"
     assert scored[0].scores[2].reward == 0.0
-
-
-def test_on_error_masks_values_or_raises() -> None:
-    values = {"x": float("nan"), "y": 1.0}
-    good = returning(5.0, "good")
-    for on_error, expected in (("mask", [None, 6.0]), (-2.0, [3.0, 6.0])):
-        with RewardSet.build([returning(values, "bad", on_error=on_error), good]) as rewards:
-            scored = rewards.score([group("x", "y")])
-        assert rewards_of(scored) == expected
-        assert faults_of(scored) == ["not_finite", None]
-        assert rewards.fault_counts == {"not_finite": 1}
-    assert scored[0].scores[0].parts == {"bad": -2.0, "good": 5.0}
-    with (
-        RewardSet.build([returning(values, "bad", on_error="raise"), good]) as rewards,
-        pytest.raises(RewardError, match="reward bad failed"),
-    ):
-        rewards.score([group("x", "y")])
 
 
 @pytest.mark.parametrize("on_error", ["mask", 0.0])

@@ -1,7 +1,6 @@
 """Rewards while groups are still being written: what begins when, the same scores in any order, faults in between."""
 
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from fakes.scoring import faults_of, group, limit_beyond, rewards_of
+from fakes.scoring import faults_of, group, rewards_of
 from fakes.scripted import TableModel
 from fakes.waiting import until
 from oncurve.evaluate import evaluate
@@ -161,48 +160,6 @@ def test_a_fault_while_groups_are_written_is_that_completions_alone(
     assert rewards_of(scored) == [1.0, None, 1.0, 2.0, 3.0]
     assert faults_of(scored) == [None, kind, None, None, None]
     assert rewards.fault_counts == {kind: 1}
-
-
-def test_a_reward_that_hangs_is_killed_while_the_engine_writes(
-    built: Callable[..., RewardSet], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rewards = built("faulty")
-    limit = limit_beyond(lambda: rewards.score([group("a", "b", "c")]))
-    monkeypatch.setattr(rewards.components[0].runner, "timeout_seconds", limit)
-    before = running(rewards)
-    groups = [group("sleep", "a", number=0), group("bb", number=1)]
-    with rewards.begin() as scoring:
-        scoring.submit(0, groups[0])
-        until(lambda: len(before - running(rewards)) == 1)
-        scored = scoring.finish(groups)
-    assert faults_of(scored) == ["timeout", None, None]
-    assert rewards_of(scored) == [None, 1.0, 2.0]
-
-
-def test_a_worker_killed_from_outside_while_the_engine_writes_is_a_fault_of_its_item_the_second_time(
-    built: Callable[..., RewardSet],
-) -> None:
-    rewards = built("faulty")
-    rewards.score([group("a", "b", "c")])
-    with rewards.begin() as scoring:
-        groups = [group("sleep", number=0), group("a", "bb", "ccc", number=1)]
-        scoring.submit(0, groups[0])
-        scoring.submit(1, groups[1])
-        dispatcher = rewards.components[0].runner._dispatcher
-        until(lambda: any(worker.pending for worker in dispatcher.workers))
-        until(lambda: len(scoring._components[0]._job._work.replies) == 3)
-        for _ in range(2):
-            (asleep,) = [worker for worker in dispatcher.workers if worker.pending]
-            os.kill(asleep.process.pid, signal.SIGKILL)
-            until(
-                lambda killed=asleep: (
-                    any(worker.pending and worker is not killed for worker in dispatcher.workers)
-                    or len(scoring._components[0]._job._work.replies) == 4
-                )
-            )
-        scored = scoring.finish(groups)
-    assert faults_of(scored) == ["died", None, None, None]
-    assert rewards_of(scored) == [None, 1.0, 2.0, 3.0]
 
 
 def test_an_interrupt_while_groups_are_written_leaves_workers_that_answer(built: Callable[..., RewardSet]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from fakes.scoring import faults_of, group, limit_beyond, rewards_of
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import load_config
-from oncurve.rewards import Choice, Exact, Format, LengthCap, Math, Numeric, Overlong, Repetition, RewardSet
+from oncurve.rewards import Choice, Exact, Format, Math, Numeric, Overlong, Repetition, RewardSet
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,7 @@ def math() -> Any:
     [
         (r"so \boxed{\frac{2}{4}}", r"\frac{1}{2}", 1.0),
         (r"so $x+1$", "1+x", 1.0),
-        ("#### 42.", "42", 1.0),
-        ("#### $1,234", "1234", 1.0),
-        ("#### -3.0", "-3", 1.0),
-        ("#### 1\n#### 2", "2", 1.0),
         ("#### 42%", "42", 1.0),
-        ("#### 42 apples", "42", 1.0),
         ("#### 42", "6*7=<<6*7=42>>42\n#### 42", 1.0),
         ("It is 12 dollars", 12, 1.0),
         (r"\boxed{(3, \frac{\pi}{2})}", r"\left( 3, \frac{\pi}{2} \right)", 1.0),
@@ -261,8 +256,6 @@ def test_a_pattern_of_ones_own_runs_in_a_worker() -> None:
         ("kind='format', pattern='x', prompt_opens=true", "a pattern opens no <think>"),
         ("kind='repetition', ngram_size=0", "rewards.0.ngram_size"),
         ("kind='repetition', max_penalty=1.0", "rewards.0.max_penalty: should be less than 0"),
-        ("kind='length_cap'", "rewards.0.max_length"),
-        ("kind='length_cap', max_length=100", "rewards.0.max_length: nothing is punished"),
         ("kind='cosine', max_value_wrong=0.5", "rewards.0.max_value_wrong: a long wrong completion"),
         ("kind='cosine', min_value_wrong=0.0", "rewards.0.min_value_wrong: it is the value of the shortest wrong"),
         ("kind='cosine', min_value_correct=2.0", "rewards.0.min_value_correct: it is the value of the longest"),
@@ -348,16 +341,7 @@ def test_lengths_that_do_not_fit_are_refused_before_anything_is_loaded(settings:
     assert str(caught.value).startswith(said)
 
 
-@pytest.mark.parametrize("reward", ["{kind='repetition'}", "{kind='cosine'}", "{kind='length_cap', max_length=9}"])
+@pytest.mark.parametrize("reward", ["{kind='repetition'}", "{kind='cosine'}"])
 def test_rewards_below_0_do_not_go_with_maxrl(reward: str) -> None:
     with pytest.raises(ConfigError, match="the advantage needs rewards of 0 or more"):
         load_config(None, ["advantage.kind=maxrl", f"rewards=[{{kind='exact'}}, {reward}]"])
-
-
-def test_length_cap_punishes_above_the_cap_only() -> None:
-    tables = [{"kind": "length_cap", "max_length": 3, "penalty": -0.5}, {"kind": "repetition", "ngram_size": 1}]
-    with RewardSet.build(tables) as rewards:
-        (scored,) = rewards.score([group("abc", "abcd", "aaaa")])
-    assert [score.parts["length_cap"] for score in scored.scores] == [0.0, -0.5, -0.5]
-    assert [score.parts["repetition"] for score in scored.scores] == [0.0, 0.0, -0.75]
-    assert LengthCap(max_length=3).for_lengths(4).max_length == 3

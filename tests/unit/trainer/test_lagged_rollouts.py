@@ -4,7 +4,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from fakes.killed_runs import TIMES, raw
 from fakes.loops import make_loop
 from oncurve.base.errors import RewardError
-from oncurve.cluster import HostCluster
 from oncurve.losses import Truncated
 from oncurve.rollout import InProcessEngine
 from oncurve.trainer import (
@@ -80,23 +78,6 @@ def test_a_lag_is_a_list_of_earlier_weights(lag: int, settings: dict[str, Any]) 
         with lagging(lag, ahead, **settings) as loop:
             same(trained(loop), expected)
             assert weights(loop) == weights(plain)
-
-
-@pytest.mark.slow
-def test_workers_that_get_the_next_weights_during_a_rollout_give_the_bits_of_one_process() -> None:
-    found = []
-    for workers in (0, 2):
-        with lagging(2, workers > 0) as loop:
-            build = partial(InProcessEngine, loop.groups.engine.sampling, seed=5)
-            loop.groups.engine = HostCluster(rollout_workers=workers, shard_groups=1).rollout_engine(
-                build(), build, loop.groups.engine.sampling
-            )
-            try:
-                found.append((trained(loop), weights(loop)))
-            finally:
-                loop.groups.engine.close()
-    same(found[0][0], found[1][0])
-    assert found[0][1] == found[1][1]
 
 
 def kept_in(loop: Trainer, folder: Path) -> Trainer:

@@ -7,35 +7,33 @@
     apply        rank 0's gradient goes to all; each makes the same step
 
 A fault is answered by doing the work again from a state that nothing has changed. A rank that is lost before `apply`
-has changed nothing: the others keep their state, another process takes its place and copies rank 0's, and the update is
-computed again. One that is lost in or after `apply` is replaced before the next update. Since the shards, not the
-ranks, are part of the result, fewer ranks do as well; with none left, or after several losses in one update, rank 0
-computes all shards itself. So no fault changes a bit, and none stops a run.
+has changed nothing: the others keep their state, another process takes its place and copies rank 0's, and the work is
+done again. One that is lost in or after `apply` is replaced before the next update. Since the shards, not the ranks,
+are part of the result, fewer ranks do as well; with none left, or after several losses in one update, rank 0 computes
+all shards itself. So no fault changes a bit, and none stops a run.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from oncurve.base.output import urgent
 from oncurve.batching import shards
+from oncurve.cluster.ranks.conversation import RankedLearner, joined
 from oncurve.cluster.ranks.rank import added, norm_of
 from oncurve.cluster.ranks.shards import GradientShards
 from oncurve.learner import Accumulated, LocalLearner, UpdateResult
 from oncurve.machine.threads import computing_threads
-from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights
 from oncurve.parallel import ALONE, LostRankError, World, shards_of
-from oncurve.processes.fleets import Failed, Fleet, ProcessEnded, Replied
-from oncurve.types import TrainBatch, axes_of
+from oncurve.processes.fleets import Fleet, ProcessEnded
+from oncurve.types import TrainBatch
 
 TRIES = 3
 """Attempts: so often an update is begun with other ranks before rank 0 makes it alone."""
@@ -48,34 +46,23 @@ _RESTART_SECONDS = 10.0
 
 _ANSWER_SECONDS = 10.0
 
+Found = TypeVar("Found")
 
-class FleetLearner:
+
+class FleetLearner(RankedLearner):
     """A `Learner` of one policy on 1 to N processes. All shards are computed here where `fleet` is None.
 
     local         rank 0's learner
     count         gradient shards: a power of two, not less than the ranks; part of the result
     threads       of each rank while it computes; part of the result
-    wait_seconds  how long a rank is waited for
     """
 
     def __init__(self, local: LocalLearner, fleet: Fleet | None, count: int, threads: int, wait_seconds: float) -> None:
-        self.local, self._fleet = local, fleet
-        self._count, self._threads, self._wait = count, threads, wait_seconds
-        self._world, self._members = ALONE, list[int]()
+        super().__init__(fleet, wait_seconds)
+        self.local, self._count, self._threads = local, count, threads
+        self._world = ALONE
         self._state, self._state_of = 0, dict[int, int]()
-        self._answers, self._ended = dict[int, Replied | Failed](), set[int]()
         self._worlds = self._lost = self._redone = 0
-        self._waited = 0.0
-
-    @property
-    def version(self) -> int:
-        """The number of changes of the policy's weights."""
-        return self.local.version
-
-    @property
-    def changes(self) -> int:
-        """The number of changes, begun or made, of anything that `save` writes."""
-        return self.local.changes
 
     def weights(self) -> LocalWeights:
         """Return the policy's weights as they are now: the sampler in this process reads rank 0's model."""
@@ -97,9 +84,9 @@ class FleetLearner:
     def rest(self) -> None:
         """End the processes: from now on rank 0 computes all shards. Twice is allowed."""
         self._world.leave()
-        if self._fleet is not None:
-            self._fleet.close()
-        self._fleet, self._world, self._members = None, ALONE, []
+        if self.fleet is not None:
+            self.fleet.close()
+        self.fleet, self._world, self.members = None, ALONE, []
 
     def close(self) -> None:
         """End the processes, as `rest` does."""
@@ -107,233 +94,170 @@ class FleetLearner:
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """Return one optimizer update: shard by shard, added in the fixed tree."""
-        with self._whole(), computing_threads(self._threads):
-            accumulated = self._accumulated(minibatch)
-            result = self._apply(accumulated)
-        self._observe(result.metrics)
+        cut = GradientShards.of(self.local, minibatch, self._count)
+        with self._whole():
+            found = self._together(lambda: self._shared(cut))
+            if found is None:
+                urgent(f"oncurve: an update has lost ranks {TRIES} times; rank 0 makes it alone, to the same bits")
+                found = cut.summed()
+            result = self._apply(cut.joined(minibatch, found))
+        if self.fleet is not None:
+            result.metrics.add("cluster/ranks", float(1 + len(self.members)))
+            result.metrics.add("cluster/ranks_lost", float(self._lost))
+            result.metrics.add("cluster/updates_redone", float(self._redone))
+            result.metrics.add("cluster/wait_seconds", self.waited + self._world.waited)
+            self._lost = self._redone = 0
+            self.waited = self._world.waited = 0.0
         return result
-
-    def _observe(self, metrics: Metrics) -> None:
-        if self._fleet is None:
-            return
-        metrics.add("cluster/ranks", float(1 + len(self._members)))
-        metrics.add("cluster/ranks_lost", float(self._lost))
-        metrics.add("cluster/updates_redone", float(self._redone))
-        metrics.add("cluster/wait_seconds", self._waited + self._world.waited)
-        self._lost = self._redone = 0
-        self._waited = self._world.waited = 0.0
 
     def score(self, batch: TrainBatch, want: frozenset[str]) -> TrainBatch:
         """Return the batch with what `want` names, computed shard by shard by all ranks."""
         if not self.local.scores(want):
             return batch
         pieces = {index: piece for index, piece in enumerate(shards(batch, self._count)) if piece is not None}
-        with self._whole(), computing_threads(self._threads):
-            self._gather_somehow()
-            calls = {
-                member: self._call(member, "score", {i: pieces[i] for i in self._own(rank) if i in pieces}, want)
-                for rank, member in enumerate(self._members, 1)
-            }
-            mine = [index for index in self._own(0) if index in pieces]
-            found = {index: added(pieces[index], self.local.score(pieces[index], want)) for index in mine}
-            for answer in self._answers_of(list(calls.items())):
-                found |= answer.value if isinstance(answer, Replied) else {}
-            for index, piece in pieces.items():  # what a lost rank had
-                if index not in found:
-                    found[index] = added(piece, self.local.score(piece, want))
+
+        def own(rank: int, size: int) -> dict[int, TrainBatch]:
+            return {index: pieces[index] for index in shards_of(rank, size, self._count) if index in pieces}
+
+        def mine(size: int = 1) -> dict[int, dict[str, Tensor]]:
+            return {i: added(piece, self.local.score(piece, want)) for i, piece in own(0, size).items()}
+
+        def shared() -> dict[int, dict[str, Tensor]]:
+            size = self._world.size
+            calls = self._call_all("score", lambda rank: (own(rank, size), want))
+            found = mine(size)
+            for member, call in calls:
+                found |= self.answer(member, call)
+            return found
+
+        with self._whole():
+            found = self._together(shared) or mine()
         return batch.having(**joined(batch, [found[index] for index in sorted(found)]))
 
     def move_reference(self, alpha: float) -> None:
         """π_ref ← α π_θ + (1 - α) π_ref, on all ranks."""
         before = self.local.changes
-        with self._whole(), computing_threads(self._threads):
-            self._state += 1
+        with self._whole():
             self.local.move_reference(alpha)
-            if self.local.changes == before:
-                self._state -= 1
-                return
-            calls = [(member, self._call(member, "move_reference", alpha)) for member in self._in_step(self._state - 1)]
-            self._note(calls, None)
+            if self.local.changes != before:
+                members = self._in_step()
+                self._state += 1
+                self._note([(member, self.call(member, "move_reference", alpha)) for member in members], None)
 
-    def _accumulated(self, minibatch: TrainBatch) -> Accumulated:
-        """Return the whole gradient, in rank 0's `.grad`. Nothing else has changed."""
-        cut = GradientShards.of(self.local, minibatch, self._count)
+    def _together(self, work: Callable[[], Found]) -> Found | None:
+        """Return `work()` in a world of all processes; again after a loss. None: after several there was a loss."""
         for _ in range(TRIES):
-            try:
+            with suppress(LostRankError):
                 self._gather()
-                return cut.joined(minibatch, self._shared(cut))
-            except LostRankError:
-                self._redone += 1
+                return work()
+            self._redone += 1
             self._leave()
-        urgent(f"oncurve: an update has lost ranks {TRIES} times; rank 0 makes it alone, to the same bits")
-        return cut.joined(minibatch, cut.summed())
+        return None
 
     def _shared(self, cut: GradientShards) -> dict[int, Accumulated]:
         """Return loss and statistics of all shards; their gradient is in `.grad`. Raises LostRankError."""
-        calls = {
-            member: self._call(member, "accumulate", {i: cut.pieces[i] for i in self._own(rank)}, self._count)
-            for rank, member in enumerate(self._members, 1)
-        }
+        size = self._world.size
+        calls = self._call_all(
+            "accumulate", lambda rank: ({i: cut.pieces[i] for i in shards_of(rank, size, self._count)}, self._count)
+        )
         found = cut.summed(self._world)
-        for member, call in calls.items():
-            found |= self._value(member, call)
+        for member, call in calls:
+            found |= self.answer(member, call)
         return found
 
     def _apply(self, accumulated: Accumulated) -> UpdateResult:
         """Return the step on all ranks. From here on the update is made, whoever is lost."""
-        members = self._in_step(self._state)
+        members = self._in_step()
         self._state += 1
-        calls = [(member, self._call(member, "apply", float(accumulated.loss))) for member in members]
+        calls = [(member, self.call(member, "apply", float(accumulated.loss))) for member in members]
         try:
             self._world.broadcast(list(self.local.optimizer.gradients().values()))
         except LostRankError:
             self._world.leave()  # those that have the gradient go on, the others copy the result
         result = self.local.apply(accumulated)
-        made = (self.version, norm_of(result.metrics))
-        self._note(calls, made)
+        self._note(calls, (self.version, norm_of(result.metrics)))
         return result
 
     def _note(self, calls: Sequence[tuple[int, int]], expected: object) -> None:
-        """Members that give the `expected` answer are as rank 0 is; the others are to copy it."""
-        for answer in self._answers_of(calls):
-            if isinstance(answer, Replied) and answer.value == expected:
-                self._state_of[answer.process] = self._state
-
-    def _answers_of(self, calls: Sequence[tuple[int, int]]) -> list[Replied | Failed]:
-        """Return the answers to the `calls` of members. Where one is lost, the others that came; the world is left
-        then.
-        """
-        found: list[Replied | Failed] = []
+        """Note that members which give the `expected` answer are as rank 0 is. The others are to copy it; where one is
+        lost, the world is left."""
+        lost = False
         for member, call in calls:
-            with suppress(LostRankError):
-                found.append(self._answer(member, call))
-        if len(found) < len(calls) or any(isinstance(answer, Failed) for answer in found):
+            try:
+                if self.answer(member, call) == expected:
+                    self._state_of[member] = self._state
+            except LostRankError:
+                lost = True
+        if lost:
             self._leave()
-        return found
 
-    def _in_step(self, state: int) -> list[int]:
-        return [member for member in self._members if self._state_of.get(member) == state]
+    def _in_step(self) -> list[int]:
+        return [member for member in self.members if self._state_of.get(member) == self._state]
 
-    def _own(self, rank: int) -> range:
-        return shards_of(rank, self._world.size, self._count)
-
-    def _gather_somehow(self) -> None:
-        """A world of the processes that can be gathered; of this one alone after several losses."""
-        for _ in range(TRIES):
-            with suppress(LostRankError):
-                self._gather()
-                break
-            self._leave()
+    def _call_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> list[tuple[int, int]]:
+        """Call a method of each member's object with the `arguments` of its rank; members with their calls."""
+        return [(member, self.call(member, method, *arguments(rank))) for rank, member in enumerate(self.members, 1)]
 
     def _gather(self) -> None:
-        """A world of all processes that are up, each as rank 0 is. Raises LostRankError."""
-        if self._fleet is None:
+        """Make a world of all processes that are up, each as rank 0 is. Raises LostRankError."""
+        if self.fleet is None:
             return
-        self._hear(0.0)
-        up = self._fleet.settled(_RESTART_SECONDS if self._worlds else self._wait)
-        if up != self._members or self._world.size != 1 + len(up):
+        self.hear(0.0)
+        up = self.fleet.settled(_RESTART_SECONDS if self._worlds else self.wait_seconds)
+        if up != self.members or self._world.size != 1 + len(up):
             self._join(up)
-        for rank, member in enumerate(self._members, 1):
+        for rank, member in enumerate(self.members, 1):
             if self._state_of.get(member, 0) != self._state:
                 record, tensors = self.local.state()
                 shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-                call = self._call(member, "take_over", record, shapes)
+                call = self.call(member, "take_over", record, shapes)
                 self._world.send([tensor.contiguous() for tensor in tensors.values()], rank)
-                self._value(member, call)
+                self.answer(member, call)
             self._state_of[member] = self._state
 
     def _join(self, members: list[int]) -> None:
-        assert self._fleet is not None
+        assert self.fleet is not None
         self._leave()
         self._worlds += 1
-        meeting, size = self._fleet.meeting(), 1 + len(members)
-        calls = [(member, self._call(member, "join", rank, size, meeting)) for rank, member in enumerate(members, 1)]
-        self._members = members
-        self._world = World.join(0, size, meeting, self._wait, _JOIN_SECONDS)
+        meeting, size = self.fleet.meeting(), 1 + len(members)
+        self.members = members
+        calls = self._call_all("join", lambda rank: (rank, size, meeting))
+        self._world = World.join(0, size, meeting, self.wait_seconds, _JOIN_SECONDS)
         for member, call in calls:
-            self._value(member, call)
+            self.answer(member, call)
 
     def _leave(self) -> None:
         """Leave the world after a loss. Members that do not return from it soon are ended."""
         self._world.leave()
-        assert self._fleet is not None
-        pings = [(member, self._call(member, "join", 0, 1, None)) for member in self._members]
+        assert self.fleet is not None
         deadline = time.monotonic() + _ANSWER_SECONDS
-        for member, ping in pings:
+        for member, ping in self._call_all("join", lambda rank: (0, 1, None)):
             try:
-                self._answer(member, ping, deadline)
+                self.answer(member, ping, deadline)
             except LostRankError:
-                self._fleet.kill(member, f"it did not leave a lost update within {_ANSWER_SECONDS:g} seconds")
-        self._world, self._members = ALONE, []
-        self._answers.clear()  # of calls that were given up
+                self.fleet.kill(member, f"it did not leave a lost update within {_ANSWER_SECONDS:g} seconds")
+        self._world, self.members = ALONE, []
+        self.answers.clear()  # of calls that were given up
 
-    def _call(self, member: int, method: str, *arguments: Any) -> int:
-        assert self._fleet is not None
-        return self._fleet.call(member, method, *arguments)
-
-    def _value(self, member: int, call: int) -> Any:
-        """Return the value of a call. Raises LostRankError: the member has ended, has lost another, or does not
-        answer.
-        """
-        answer = self._answer(member, call)
-        if isinstance(answer, Failed):
-            raise LostRankError(answer.message)
-        return answer.value
-
-    def _answer(self, member: int, call: int, deadline: float | None = None) -> Replied | Failed:
-        """Return the answer to a call. Raises LostRankError: the member has ended, or does not answer."""
-        began = time.monotonic()
-        until = began + self._wait if deadline is None else deadline
-        while call not in self._answers:
-            left = until - time.monotonic()
-            if member in self._ended or left <= 0:
-                late = f"does not answer within {until - began:.0f} seconds (cluster.wait_seconds)"
-                raise LostRankError(f"rank {member} {'has ended' if member in self._ended else late}")
-            self._hear(min(left, 1.0))
-        self._waited += time.monotonic() - began
-        return self._answers.pop(call)
-
-    def _hear(self, seconds: float) -> None:
-        """Note what the processes have said or become within so many `seconds`, and tell of those that were lost."""
-        assert self._fleet is not None
-        for event in self._fleet.wait(seconds):
-            if not isinstance(event, ProcessEnded):
-                self._answers[event.number] = event
-                continue
-            self._ended.add(event.process)
-            self._state_of.pop(event.process, None)
-            if event.cause == ABANDONED:
-                continue
-            self._lost += 1
-            if event.told and not event.quarantine:
-                continue
-            which = f"rank {self._members.index(event.process) + 1}" if event.process in self._members else "a rank"
-            urgent(f"oncurve: {which} was lost: {event.cause}; the run goes on to the same bits{event.consequence}")
+    def has_ended(self, event: ProcessEnded) -> None:
+        """Tell of a rank that was lost."""
+        self._state_of.pop(event.process, None)
+        if event.cause == ABANDONED:
+            return
+        self._lost += 1
+        which = f"rank {self.members.index(event.process) + 1}" if event.process in self.members else "a rank"
+        urgent(f"oncurve: {which} was lost: {event.cause}; the run goes on to the same bits{event.consequence}")
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
         """Within: whatever interrupts the work of all ranks ends the others, which may be anywhere in it."""
         try:
-            yield
+            with computing_threads(self._threads):
+                yield
         except BaseException:
             self._world.leave()
-            for member in self._members:
-                if self._fleet is not None:
-                    self._fleet.kill(member, ABANDONED)
-            self._world, self._members = ALONE, []
+            for member in self.members:
+                if self.fleet is not None:
+                    self.fleet.kill(member, ABANDONED)
+            self._world, self.members = ALONE, []
             raise
-
-
-def joined(batch: TrainBatch, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the fields that runs of adjacent rows have got, for the whole batch: `(B, T)` padded with 0 to its
-    width.
-    """
-    axes, width = axes_of(batch), batch.completion_ids.shape[1]
-    return {
-        name: torch.cat([_wide(part[name], width) if axes[name] == "BT" else part[name] for part in parts])
-        for name in parts[0]
-    }
-
-
-def _wide(rows: Tensor, width: int) -> Tensor:
-    return pad(rows, (0, width - rows.shape[1]))

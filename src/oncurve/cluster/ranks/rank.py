@@ -16,8 +16,6 @@ from oncurve.models import CausalModel
 from oncurve.parallel import ALONE, Meeting, World
 from oncurve.types import TrainBatch, axes_of
 
-Shape = tuple[tuple[int, ...], torch.dtype]
-
 
 class Rank:
     """The object that `FleetLearner` calls in each process.
@@ -60,7 +58,7 @@ class Rank:
         self._world.leave()
         self._world = World.join(rank, size, meeting, self._wait)
 
-    def take_over(self, record: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
+    def take_over(self, record: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
         """Become as rank 0, which sends its tensors. Raises LostRankError: nothing has changed."""
         tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
         self._world.receive(list(tensors.values()), 0)

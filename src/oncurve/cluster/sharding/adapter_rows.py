@@ -10,7 +10,6 @@ from torch import Tensor
 
 from oncurve.cluster.sharding.divided import Divided
 from oncurve.learner import AdapterReference
-from oncurve.models import Head
 
 
 class AdapterRows(AdapterReference):
@@ -27,10 +26,6 @@ class AdapterRows(AdapterReference):
 
     def _copied(self) -> dict[str, Tensor]:
         return {name: rows.clone() for name, rows in self._rows.items()}
-
-    def head(self) -> Head:
-        """Return the policy's head, which has no factors: `ShardLearner` refuses the exact KL where it has some."""
-        return self.model.head()
 
     @contextmanager
     def selected(self) -> Iterator[None]:

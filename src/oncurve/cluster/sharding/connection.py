@@ -11,7 +11,8 @@ import psutil
 import torch
 from torch import distributed
 
-from oncurve.parallel import Meeting, nccl_raises
+from oncurve.parallel import Meeting
+from oncurve.processes import environment_of
 from oncurve.processes.fleets import CPU
 
 library: Any = distributed
@@ -28,19 +29,15 @@ def join(rank: int, size: int, meeting: Meeting | None, seconds: float, device: 
     backend = "gloo"
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # else DeviceMesh would choose this process's GPU by its rank
-        nccl_raises()
+        # A wait for NCCL that fails raises where it waits. torch's own watchdog, which would end the process, is off.
+        os.environ |= {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
         backend = "cpu:gloo,cuda:nccl"
-    before = os.environ.get("GLOO_SOCKET_IFNAME")
-    os.environ["GLOO_SOCKET_IFNAME"] = _device("127.0.0.1" if meeting is None else meeting.address())
-    try:
+    name = _device("127.0.0.1" if meeting is None else meeting.address())
+    with environment_of({"GLOO_SOCKET_IFNAME": name}):
         store = library.HashStore() if meeting is None else meeting.store(size, _JOIN_SECONDS)
         limit = timedelta(seconds=_JOIN_SECONDS)
         library.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         library.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
-    finally:
-        del os.environ["GLOO_SOCKET_IFNAME"]
-        if before is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
 def _device(address: str) -> str:

@@ -6,8 +6,7 @@ A layer is whole on a rank while it is computed, and the parameters outside the 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -109,15 +108,6 @@ class Divided:
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return `function(*arguments)`, which may use the model."""
         return self.root.run(function, *arguments)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Within: the outermost parameters are whole, for what is called outside of `run`, such as a frozen head."""
-        self.run(lambda: None)
-        try:
-            yield
-        finally:
-            self.reshard()
 
     def reshard(self) -> None:
         """Drop the outermost parameters, which a pass without a backward leaves whole."""

@@ -35,12 +35,14 @@ def _limit() -> timedelta:
     return found
 
 
-class DirectGather(AllGather):
-    """FSDP2's all-gather."""
-
+class _Room:
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Room for the whole."""
+        """Return room for the whole, or for a part."""
         return torch.empty(*size, dtype=dtype, device=device)
+
+
+class DirectGather(_Room, AllGather):
+    """FSDP2's all-gather."""
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
         """Fill `output_tensor (ranks · n)` with the `input_tensor (n)` of all ranks, which may be a part of it."""
@@ -54,12 +56,8 @@ class DirectGather(AllGather):
         )
 
 
-class DirectReduce(ReduceScatter):
+class DirectReduce(_Room, ReduceScatter):
     """FSDP2's reduce-scatter, of sums."""
-
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Room for the whole, or for a part."""
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from oncurve.base.errors import CheckpointError, ConfigError
+from oncurve.base.errors import CheckpointError
 from oncurve.batching import micro_batches
 from oncurve.cluster.sharding.adapter_rows import AdapterRows
 from oncurve.cluster.sharding.connection import gathered
 from oncurve.cluster.sharding.divided import Divided, Division, local, on_meta, replace_parameters
 from oncurve.cluster.sharding.exchange import waited
-from oncurve.cluster.sharding.sharded_files import load_part, rows_of, save_part
-from oncurve.durable import LazyTensors
+from oncurve.cluster.sharding.sharded_files import file_of, load_part, rows_of
+from oncurve.durable import LazyTensors, save_tensors
 from oncurve.learner import (
     Accumulated,
     KnownByHash,
@@ -50,7 +49,6 @@ from oncurve.learner import (
 )
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, module_device, token_stats
-from oncurve.models.adapters import low_rank_of
 from oncurve.types import TokenStats, TrainBatch
 
 library: Any = distributed
@@ -103,7 +101,6 @@ class ShardLearner(LocalLearner):
     def _take_charge(self, dtype: torch.dtype | None, given: CausalModel | None) -> MasterAdamW:
         self.rank, self.size = library.get_rank(), library.get_world_size()
         whole, config = self.model, self.config
-        _check_shardable(whole, self.objective.needs | self.regularizer.needs)
         self._divide = Division(module_device(whole.module), self.offload)
         self._device, self.whole = self._divide.device, whole
         frozen = {name: one for name, one in whole.module.named_parameters() if not one.requires_grad}
@@ -158,23 +155,17 @@ class ShardLearner(LocalLearner):
         """
         metrics, loss = Metrics(), torch.zeros((), dtype=torch.float64, device=self._device)
         self.optimizer.zero_grad()
-        with self._head_of_reference():
-            for micro, counts in part.micro_batches(self.budget.tokens):
-                if counts and part.counts:
-                    loss += self._backward(micro, metrics)
-                else:
-                    self._backward(_weightless(micro), Metrics())
+        for micro, counts in part.micro_batches(self.budget.tokens):
+            if counts and part.counts:
+                loss += self._backward(micro, metrics)
+            else:
+                self._backward(_weightless(micro), Metrics())
         for name, number in self._numbers.items():
             parameter = self._policy.parameters[name]
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None:
                 self.optimizer.parameters[number].grad = local(gradient)
         return Accumulated(loss.cpu(), metrics)
-
-    def _head_of_reference(self) -> AbstractContextManager[None]:
-        """Within: the reference's head is whole, for the exact KL. That of the policy's own shards is in any case."""
-        apart = "full_kl" in self._needs and self._referring is not self._policy
-        return self._referring.held() if apart else nullcontext()
 
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
         loss = self._policy.run(self._loss, micro, metrics)
@@ -219,8 +210,6 @@ class ShardLearner(LocalLearner):
         if "reference" in want and self.reference is not None:
             with self.reference.selected():
                 found["ref_logprobs"] = self._stats(self._referring, part, frozenset()).logprobs
-                if "full_kl" in self._needs:
-                    found["ref_hidden"] = self._hidden(self._referring, part)
         if "teacher" in want and self._teacher is not None:
             seen = self._stats(self._teaching, replace(part, rows=as_read(part.rows)), frozenset())
             found["teacher_logprobs"] = seen.logprobs
@@ -238,14 +227,6 @@ class ShardLearner(LocalLearner):
 
         return of_the_whole(part.rows, self._passes(divided, part, stats), want)
 
-    def _hidden(self, divided: Divided, part: RankRows) -> Tensor:
-        """Return the hidden states `(N, H)` of all completion tokens."""
-
-        def hidden(micro: TrainBatch) -> Tensor:
-            return divided.model.completion_hidden(micro.prompts, micro.group_ids, micro.completion_ids, micro.lengths)
-
-        return torch.cat(self._passes(divided, part, hidden))
-
     def _passes(self, divided: Divided, part: RankRows, compute: Callable[[TrainBatch], Any]) -> list[Any]:
         """Return what `compute` finds in each of this rank's micro-batches."""
         pieces = []
@@ -254,6 +235,11 @@ class ShardLearner(LocalLearner):
             pieces += [computed] if own else []
         divided.reshard()
         return pieces
+
+    @staticmethod
+    def sees(file: Path) -> bool:
+        """Return whether this rank's machine has a file."""
+        return file.exists()
 
     @torch.no_grad()
     def whole_master(self, name: str) -> Tensor:
@@ -272,7 +258,7 @@ class ShardLearner(LocalLearner):
         """
         moved = self.reference if self.reference is not None and self.reference.version else None
         reference = {} if moved is None else {f"reference.{name}": rows for name, rows in moved.state().items()}
-        save_part(folder, self.rank, self.size, self._stored() | reference)
+        save_tensors(folder / file_of(self.rank, self.size), self._stored() | reference)
         return {
             "reference": 0 if moved is None else moved.version,
             "steps": self.optimizer.steps,
@@ -320,22 +306,6 @@ class ShardLearner(LocalLearner):
         self._attempts = int(meta["attempts"])
         self.budget.lower_to(int(meta["tokens_per_micro_batch"]))
         self.publish()
-
-
-def _check_shardable(model: CausalModel, needs: frozenset[str]) -> None:
-    """Raises ConfigError for what is not built on shards."""
-    for wrong, key, what in (
-        (model.adapter is not None and model.adapter.quantized, "model.quantization", "an adapter on a quantised base"),
-        ("full_kl" in needs and _head_is_adapted(model), "lora.targets", "the exact KL with an adapter on the head"),
-    ):
-        if wrong:
-            raise ConfigError(f'{key}: {what} is not built with cluster.sharding = "fsdp"; set it to "replicate"')
-
-
-def _head_is_adapted(model: CausalModel) -> bool:
-    module: Any = model.module
-    head = module.get_output_embeddings() if model.adapter is not None else None
-    return head is not None and low_rank_of(head) is not None
 
 
 def _weightless(micro: TrainBatch) -> TrainBatch:

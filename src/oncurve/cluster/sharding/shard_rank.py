@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from oncurve.cluster.sharding.connection import join, leave
-from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner
+from oncurve.cluster.sharding.shard_learner import ShardLearner
 from oncurve.durable import StorageError
-from oncurve.learner import Accumulated
 from oncurve.machine.threads import return_freed_memory, sum_exactly_on_gpus
 from oncurve.parallel import LostRankError, Meeting
 from oncurve.processes.fleets import CPU
@@ -27,7 +24,6 @@ class ShardRank:
     def __init__(self, make: Callable[..., Any], threads: int, wait_seconds: float, device: torch.device = CPU) -> None:
         """`device`: the one that all ranks compute on, as each calls its own."""
         self._make, self._threads, self._wait, self._device = make, threads, wait_seconds, device
-        self._learner: ShardLearner | None = None
 
     def begin(self) -> None:
         """Called once in the rank's own process."""
@@ -36,54 +32,29 @@ class ShardRank:
         torch.set_num_threads(self._threads)
 
     def join(self, rank: int, size: int, meeting: Meeting) -> None:
-        """Connect with the other ranks and cut out this rank's shard. Raises what `ShardLearner` does, and like all
-        that follows LostRankError: another rank has left."""
+        """Connect with the other ranks and cut out this rank's shard. Raises what `ShardLearner` does, and like `do`
+        LostRankError: another rank has left."""
         join(rank, size, meeting, self._wait, self._device)
-        self._learner = self._do(lambda: self._make(make=ShardLearner, tokenizer=None))
+        self._learner: ShardLearner = _leaving(self._make, make=ShardLearner, tokenizer=None)
 
-    def update(self, part: RankRows) -> Accumulated:
-        """Return one update; loss and statistics of this rank's rows."""
-        found: Accumulated = self._do(self._here().update_part, part)[1]
-        return found
+    def do(self, method: str, *arguments: Any) -> Any:
+        """Return what a method of this rank's learner returns; why the disk refused a file, which changes nothing."""
+        return _leaving(asked, self._learner, method, arguments)
 
-    def score(self, part: RankRows, want: frozenset[str]) -> dict[str, Tensor]:
-        """Return the scores of this rank's rows."""
-        found: dict[str, Tensor] = self._do(self._here().score_part, part, want)
-        return found
 
-    def move_reference(self, alpha: float) -> None:
-        """Move this rank's rows of the reference towards the policy's."""
-        self._do(self._here().move_reference, alpha)
+def asked(learner: ShardLearner, method: str, arguments: tuple[Any, ...]) -> Any:
+    """Return what a method returns, or the error of a disk that refused a file."""
+    try:
+        return getattr(learner, method)(*arguments)
+    except StorageError as error:
+        return error
 
-    def whole_master(self, name: str) -> None:
-        """Give this rank's rows of a parameter to rank 0."""
-        self._do(self._here().whole_master, name)
 
-    def sees(self, file: Path) -> bool:
-        """Return whether this machine has a file."""
-        return file.exists()
-
-    def save(self, folder: Path) -> StorageError | None:
-        """Write this rank's file of a checkpoint; why the disk refused it, which changes nothing in this rank."""
-        try:
-            self._here().save(folder)
-        except StorageError as error:
-            return error
-        return None
-
-    def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """Read this rank's rows of a checkpoint."""
-        self._do(self._here().load, folder, meta)
-
-    def _here(self) -> ShardLearner:
-        assert self._learner is not None
-        return self._learner
-
-    def _do(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return work(*arguments)
-        except BaseException as error:
-            leave()  # the others see it at once
-            if isinstance(error, RuntimeError) and "Connection" in str(error):
-                raise LostRankError(str(error)) from error
-            raise
+def _leaving(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    try:
+        return work(*arguments, **named)
+    except BaseException as error:
+        leave()  # the others see it at once
+        if isinstance(error, RuntimeError) and "Connection" in str(error):
+            raise LostRankError(str(error)) from error
+        raise

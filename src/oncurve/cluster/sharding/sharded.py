@@ -19,15 +19,16 @@ import torch
 
 from oncurve.base.errors import ConfigError, LostStateError, OncurveError, TrainingError
 from oncurve.batching import select_rows, shards
-from oncurve.cluster.ranks import GradientShards, joined
+from oncurve.cluster.ranks import GradientShards, RankedLearner, joined
 from oncurve.cluster.sharding.connection import join, leave
 from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner
+from oncurve.cluster.sharding.shard_rank import asked
 from oncurve.durable import LazyTensors, StorageError, temporary_name
 from oncurve.learner import UpdateResult, widened
 from oncurve.machine.threads import computing_threads, return_freed_memory
 from oncurve.models import LocalWeights, save
 from oncurve.parallel import LostRankError
-from oncurve.processes.fleets import CPU, Failed, Fleet, ProcessEnded, Replied
+from oncurve.processes.fleets import CPU, Fleet
 from oncurve.types import TrainBatch
 
 _ADVICE = (
@@ -38,7 +39,7 @@ _CAUSE_SECONDS = 5.0
 _TURN_SECONDS = 0.5
 
 
-class ShardedLearner:
+class ShardedLearner(RankedLearner):
     """A `Learner` of one policy in shards, on this process and those of `fleet` (None: this one alone).
 
     make          builds the learner of a rank, given its class as `make`
@@ -46,6 +47,8 @@ class ShardedLearner:
     wait_seconds  the longest wait for another rank
     device        the one that all ranks compute on, as each calls its own
     """
+
+    local: ShardLearner
 
     def __init__(
         self,
@@ -56,59 +59,38 @@ class ShardedLearner:
         wait_seconds: float,
         device: torch.device = CPU,
     ) -> None:
-        self._fleet, self._ranks, self._threads, self._wait = fleet, ranks, threads, wait_seconds
-        self._device = device
-        self._answers: dict[int, Replied | Failed] = {}
-        self._members: list[int] = []
+        super().__init__(fleet, wait_seconds)
+        self._ranks, self._threads = ranks, threads
         self._lost: LostStateError | None = None
         self._masters: dict[str, torch.Tensor] | None = None
-        self._waited = 0.0
         return_freed_memory()
         try:
-            self.local = self._begin(make)
+            meeting = self._started(fleet).meeting() if fleet is not None else None
+            with self._whole():
+                calls = [self.call(each, "join", rank, ranks, meeting) for rank, each in enumerate(self.members, 1)]
+                join(0, ranks, meeting, wait_seconds, device)
+                self.local = make(make=ShardLearner)
+                self._answers_to(calls)
+        except LostRankError as error:
+            self.close()
+            raise TrainingError(str(error)) from error
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, make: Callable[..., Any]) -> ShardLearner:
-        meeting = None
-        if self._fleet is not None:
-            self._members = self._started(self._fleet)
-            try:
-                meeting = self._fleet.meeting()
-            except LostRankError as error:
-                raise TrainingError(str(error)) from error
-        with self._all("join", *((rank, self._ranks, meeting) for rank in range(1, self._ranks))):
-            join(0, self._ranks, meeting, self._wait, self._device)
-            local: ShardLearner = make(make=ShardLearner)
-        return local
-
-    def _started(self, fleet: Fleet) -> list[int]:
-        """Return the processes that are up, as soon as there is one for each other rank; a place may need a second
-        attempt.
+    def _started(self, fleet: Fleet) -> Fleet:
+        """Return the fleet, as soon as there is a process for each other rank; a place may need a second attempt.
 
         Raises TrainingError: they do not start within the limit.
         """
-        until, cause = time.monotonic() + self._wait, ""
-        while True:
-            left = until - time.monotonic()
-            members = fleet.settled(max(0.0, left))
-            if len(members) >= self._ranks - 1:
-                return members
-            if left <= 0:
+        until = time.monotonic() + self.wait_seconds
+        while len(members := fleet.settled(max(0.0, until - time.monotonic()))) < self._ranks - 1:
+            if time.monotonic() > until:
+                cause = "".join(f": {each}" for each in list(self.ended.values())[:1])
                 raise TrainingError(f"only {1 + len(members)} of {self._ranks} ranks have started{cause}")
-            for event in fleet.wait(_TURN_SECONDS):
-                cause = cause or (f": {event.cause}" if isinstance(event, ProcessEnded) else "")
-
-    @property
-    def version(self) -> int:
-        """The number of changes of the policy's weights."""
-        return self.local.version
-
-    @property
-    def changes(self) -> int:
-        """The number of changes, begun or made, of anything that `save` writes."""
-        return self.local.changes
+            self.hear(_TURN_SECONDS)
+        self.members = members
+        return fleet
 
     def weights(self) -> LocalWeights:
         """Return the policy's weights as they are now: rank 0's whole copy in the compute dtype."""
@@ -117,16 +99,15 @@ class ShardedLearner:
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """Return one optimizer update of all ranks, which have the rows with a gradient in equal parts."""
         cut = GradientShards.of(self.local, minibatch, self._ranks)
-        parts = self._parts(minibatch, cut.pieces)
-        with self._all("update", *((part,) for part in parts[1:])) as answers:
-            result, own = self.local.update_part(parts[0])
+        found = self._all("update_part", parts=self._parts(minibatch, cut.pieces))
+        result: UpdateResult = found[0][0]
         if not result.skipped:
-            found = dict(enumerate([own, *answers]))
-            result.metrics.merge(cut.joined(minibatch, found).metrics)
-        if self._members:
+            accumulated = dict(enumerate(own for _, own in found))
+            result.metrics.merge(cut.joined(minibatch, accumulated).metrics)
+        if self.members:
             result.metrics.add("cluster/ranks", float(self._ranks))
-            result.metrics.add("cluster/wait_seconds", self._waited)
-        self._waited = 0.0
+            result.metrics.add("cluster/wait_seconds", self.waited)
+        self.waited = 0.0
         return result
 
     def _parts(self, batch: TrainBatch, runs: Sequence[TrainBatch | None]) -> list[RankRows]:
@@ -139,54 +120,45 @@ class ShardedLearner:
         if not self.local.scores(want):
             return batch
         parts = self._parts(batch, shards(batch, self._ranks))
-        with self._all("score", *((part, want) for part in parts[1:])) as answers:
-            own = self.local.score_part(parts[0], want)
-        found = [value for value, part in zip([own, *answers], parts, strict=True) if part.counts]
-        return batch.having(**joined(batch, found))
+        found = self._all("score_part", want, parts=parts)
+        return batch.having(**joined(batch, [each for each, part in zip(found, parts, strict=True) if part.counts]))
 
     def move_reference(self, alpha: float) -> None:
         """π_ref ← α π_θ + (1 - α) π_ref, by every rank for its rows."""
-        with self._all("move_reference", *((alpha,) for _ in self._members)):
-            self.local.move_reference(alpha)
+        self._all("move_reference", alpha)
 
     def check_folder(self, folder: Path) -> None:
         """Raises ConfigError: another rank does not see `folder`, into which all of them write checkpoints."""
         probe = temporary_name(folder.absolute() / "probe")
         probe.touch()
         try:
-            with self._all("sees", *((probe,) for _ in self._members)) as seen:
-                pass
+            seen = self._all("sees", probe)
         finally:
             probe.unlink()
         if not all(seen):
             raise ConfigError(
                 f'{folder}: with cluster.sharding = "fsdp" each rank writes its part of a checkpoint there, and rank '
-                f"{1 + seen.index(False)} on another machine does not see this folder; choose an --out that all "
+                f"{seen.index(False)} on another machine does not see this folder; choose an --out that all "
                 "machines share under one name"
             )
 
     def save(self, folder: Path) -> Mapping[str, Any]:
-        """Return each rank writes its own file into `folder`; the record. Any number of ranks can load it.
+        """Have each rank write its own file into `folder`; return the record. Any number of ranks can load it.
 
         Raises StorageError, once no rank writes any more: the disk refused one of the files, and no rank is lost by it.
         """
-        record: dict[str, Any] = {}
-        refused: StorageError | None = None
-        with self._all("save", *((folder.absolute(),) for _ in self._members)) as answers:
-            try:
-                record = self.local.save(folder)
-            except StorageError as error:
-                refused = error
-        if refused := next((error for error in [refused, *answers] if error is not None), None):
-            raise refused.renamed(str(folder.absolute()), str(folder))
-        return record
+        records = self._all("save", folder.absolute())
+        for refused in records:
+            if isinstance(refused, StorageError):
+                raise refused.renamed(str(folder.absolute()), str(folder))
+        found: Mapping[str, Any] = records[0]
+        return found
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
         """Restore what `save` wrote, bit for bit, on any number of ranks. Raises CheckpointError for another
         model's.
         """
-        with self._all("load", *((folder.absolute(), meta) for _ in self._members)):
-            self.local.load(folder, meta)
+        self._all("load", folder.absolute(), meta)
 
     def export(self, folder: Path) -> None:
         """Write the policy in Hugging Face form from the float32 shards, of which one parameter at a time is whole.
@@ -203,15 +175,13 @@ class ShardedLearner:
         save(model.module, self.local.tokenizer, folder, LazyTensors(parameters, made), adapter=model.adapter)
 
     def _whole_master(self, name: str) -> torch.Tensor:
-        if self._masters is not None:
-            return self._masters[name]
-        with self._all("whole_master", *((name,) for _ in self._members)):
-            return self.local.whole_master(name)
+        found: torch.Tensor = self._masters[name] if self._masters is not None else self._all("whole_master", name)[0]
+        return found
 
     def rest(self) -> None:
         """End the processes, where there are others, for good: no update follows. Rank 0 keeps the whole weights in
         float32 for `export`, in the memory of its host. Twice is allowed."""
-        if self._fleet is not None and self._lost is None:
+        if self.fleet is not None and self._lost is None:
             named = self.local.whole.module.named_parameters()
             trained = [name for name, parameter in named if parameter.requires_grad]
             with suppress(LostStateError):  # `export` raises it
@@ -222,80 +192,56 @@ class ShardedLearner:
     def close(self) -> None:
         """End the processes. Twice is allowed."""
         leave()
-        if self._fleet is not None:
-            self._fleet.close()
+        if self.fleet is not None:
+            self.fleet.close()
 
-    @contextmanager
-    def _all(self, method: str, *arguments: tuple[Any, ...]) -> Iterator[list[Any]]:
-        """Within: rank 0's part of a call that all ranks make; after it the yielded list has the others' values.
+    def _all(self, method: str, *arguments: Any, parts: Sequence[RankRows] | None = None) -> list[Any]:
+        """Return what a method of all ranks' learners returns, rank 0's first; each rank is given its one of `parts`.
 
         Raises LostStateError: a rank was lost, with its shard; the others are ended.
         """
+        given = [arguments if parts is None else (parts[rank], *arguments) for rank in range(self._ranks)]
+        with self._whole():
+            calls = [self.call(each, "do", method, *given[rank]) for rank, each in enumerate(self.members, 1)]
+            with computing_threads(self._threads):
+                own = asked(self.local, method, given[0])
+            return [own, *self._answers_to(calls)]
+
+    def _answers_to(self, calls: Sequence[int]) -> list[Any]:
+        return [self.answer(member, call) for member, call in zip(self.members, calls, strict=True)]
+
+    def is_lost(self, member: int) -> bool:
+        """Return whether any rank was lost: the others wait for it."""
+        return not self.ended.keys().isdisjoint(self.members)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Within: an error ends all ranks, and where one of them was lost, a LostStateError says its first cause."""
         if self._lost is not None:
             raise LostStateError(self._lost.cause, _ADVICE)
-        values: list[Any] = []
         try:
-            calls = [
-                self._call(member, method, *given) for member, given in zip(self._members, arguments, strict=False)
-            ]
-            with computing_threads(self._threads):
-                yield values
-            values += [self._value(call) for call in calls]
+            yield
         except OncurveError as error:
             self._end(str(error))
             raise
-        except RuntimeError as error:
+        except (RuntimeError, LostRankError) as error:
             raise self._end(self._first_cause() or str(error).partition("\n")[0]) from error
         except BaseException:
             self._end("the work of all ranks was abandoned")
             raise
 
-    def _call(self, member: int, method: str, *arguments: Any) -> int:
-        assert self._fleet is not None
-        return self._fleet.call(member, method, *arguments)
-
-    def _value(self, call: int) -> Any:
-        began = time.monotonic()
-        while call not in self._answers:
-            if time.monotonic() > began + self._wait:
-                raise RuntimeError(f"a rank has not answered within {self._wait:g} seconds (cluster.wait_seconds)")
-            if cause := self._hear():
-                raise RuntimeError(cause)
-        self._waited += time.monotonic() - began
-        answer = self._answers.pop(call)
-        if isinstance(answer, Failed):
-            raise RuntimeError(answer.message)
-        return answer.value
-
-    def _hear(self) -> str:
-        """Note answers for a moment; the cause of the first loss among them, if there is one."""
-        assert self._fleet is not None
-        causes = []
-        for event in self._fleet.wait(_TURN_SECONDS):
-            if not isinstance(event, ProcessEnded):
-                self._answers[event.number] = event
-                if isinstance(event, Failed) and not event.lost:
-                    causes.append(self._named(event.process, event.message))
-            elif event.process in self._members:
-                causes.append(self._named(event.process, event.cause))
-        return causes[0] if causes else ""
-
-    def _named(self, process: int, cause: str) -> str:
-        """Return a cause with the rank that it is of."""
-        return f"rank {1 + self._members.index(process)}: {cause}"
-
     def _first_cause(self) -> str:
         """Return why the connections of the ranks have broken: what the fleet says of it within a few seconds."""
         until = time.monotonic() + _CAUSE_SECONDS
-        while self._fleet is not None and time.monotonic() < until:
-            if cause := self._hear():
-                return cause
+        while self.fleet is not None and time.monotonic() < until:
+            for process, cause in self.ended.items():
+                if process in self.members:
+                    return f"rank {1 + self.members.index(process)}: {cause}"
+            self.hear(_TURN_SECONDS)
         return ""
 
     def _end(self, cause: str) -> LostStateError:
-        """Return all ranks end: no update can be made without the shard that is lost."""
+        """End all ranks: no update can be made without the shard that is lost."""
         self._lost = LostStateError(f"a rank was lost, and its shard of the model with it: {cause}", _ADVICE)
-        leave()
-        if self._fleet is not None:
-            self._fleet.close()
+        self.close()
         return self._lost

@@ -15,7 +15,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from oncurve import durable
 from oncurve.base.errors import CheckpointError
 
 Shapes = Mapping[str, Sequence[int]]
@@ -33,11 +32,6 @@ def rows_of(rank: int, ranks: int, rows: int) -> tuple[int, int]:
 def file_of(rank: int, ranks: int) -> str:
     """Return the name of a rank's file in a checkpoint."""
     return f"learner-{rank:03d}-of-{ranks:03d}.safetensors"
-
-
-def save_part(folder: Path, rank: int, ranks: int, tensors: Mapping[str, Tensor]) -> None:
-    """Write a rank's parts of all tensors. Raises StorageError."""
-    durable.save_tensors(folder / file_of(rank, ranks), tensors)
 
 
 def load_part(folder: Path, written: int, names: Mapping[str, Sequence[int]], rank: int, ranks: int) -> dict[str, Any]:

@@ -1,17 +1,9 @@
 """Workers that have a vLLM server in place of an engine of their own.
 
-engine.py   the worker, and its engine over HTTP
+engine.py   the worker's engine, over HTTP
 server.py   a server: its start, its routes, its faults
 guard.py    the server's own part: no answer without its key
 """
 
-from oncurve.cluster.vllm.engine import (
-    VllmSettings as VllmSettings,
-    VllmWorker as VllmWorker,
-    vllm_engine as vllm_engine,
-)
-from oncurve.cluster.vllm.server import (
-    ServerFaultError as ServerFaultError,
-    VllmServer as VllmServer,
-    vllm_program as vllm_program,
-)
+from oncurve.cluster.vllm.engine import VllmEngine as VllmEngine
+from oncurve.cluster.vllm.server import vllm_program as vllm_program

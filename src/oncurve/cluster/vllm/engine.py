@@ -1,12 +1,11 @@
 """Sampling by vLLM servers: a worker that has a server in place of an engine of its own.
 
-    FleetEngine --calls--> VllmWorker --HTTP--> vLLM server        one server per worker
+    FleetEngine --calls--> Worker --HTTP--> vLLM server        one server per worker
 
 A worker has a copy of the policy, as every worker has. It writes a new version of it as a folder in Hugging Face form,
 in memory where there is room, has the server load that, and compares the server's log-probs of a few tokens with those
-of the copy. So only servers that run already need a folder that both see. A server that fails in any of this, or in a
-shard, is lost with its worker: the cause is told, the shard is drawn again with the same seeds, and another worker
-starts a server with the weights of then.
+of the copy. A server that fails in any of this, or in a shard, is lost with its worker: the cause is told, the shard is
+drawn again with the same seeds, and another worker starts a server with the weights of then.
 
 vLLM has kernels and a sampler of its own, so its tokens are not those of oncurve's engine, and its log-probs are not
 exact: the learner computes the old ones again, and `[correction]` applies.
@@ -14,24 +13,20 @@ exact: the learner computes the old ones again, and `[correction]` applies.
 
 from __future__ import annotations
 
-import fcntl
 import math
-import os
 import resource
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from oncurve.base.errors import ConfigError, OncurveError
-from oncurve.cluster.vllm.server import DEVELOPER, ROUTE, ServerFaultError, VllmServer, command_line, start_server
-from oncurve.cluster.workers import Brought, Lost, Worker
+from oncurve.base.errors import ConfigError, TrainingError
+from oncurve.cluster.vllm.server import DEVELOPER, ROUTE, VllmServer, command_line, start_server
 from oncurve.models import CausalModel, Weights, save
 from oncurve.processes import Minder
 from oncurve.randomness import row_keys
@@ -42,41 +37,20 @@ CHECK_PROMPT_TOKENS, CHECK_TOKENS = 300, 16
 """The check of new weights: tokens of its prompt, more than a block of a prefix cache (16, and 128 on a CPU), so that
 values of earlier weights in it are found; and tokens that are sampled."""
 
-CHECK_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
-"""The mean absolute difference of log-probs, in nats, above which a server has other weights."""
-
-LOW_PRECISION_TOLERANCE = 0.1
-"""The bound where the weights have fewer bits than float32."""
-
-
-@dataclass(frozen=True)
-class VllmSettings:
-    """Settings of a worker's server.
-
-    addresses        of servers that run already, one per worker; none: each worker starts its own
-    folder           for weights, which these servers see under the same name; "": of no use
-    arguments        of servers that are started
-    seconds          the limit of a start, an update and a request
-    silence_seconds  a server that does not say for so long that it lives is lost
-    gpus             among which a server that is started divides the model
-    key              of servers that run already; "": they have none
-    """
-
-    addresses: tuple[str, ...] = ()
-    folder: str = ""
-    arguments: tuple[str, ...] = ()
-    seconds: float = 1800.0
-    silence_seconds: float = 20.0
-    gpus: int = 1
-    key: str = field(default="", repr=False)
+TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-3, 0.1
+"""The mean absolute difference of log-probs, in nats, above which a server has other weights; and that of weights with
+fewer bits than float32."""
 
 
 class VllmEngine(EngineBase):
     """A `RolloutEngine` over one server, which it starts with the first weights.
 
     tokenizer, eos_ids, seed   as of `oncurve.rollout.InProcessEngine`
+    arguments                  further ones of `vllm serve`
+    seconds                    the limit of a start, an update and a request
+    gpus                       among which the server divides the model
 
-    Raises ServerFaultError wherever the server fails; the engine is of no use after that.
+    Raises TrainingError wherever the server fails; the engine is of no use after that.
     """
 
     exact = False
@@ -84,22 +58,23 @@ class VllmEngine(EngineBase):
 
     def __init__(
         self,
-        settings: VllmSettings,
         sampling: Sampling,
         tokenizer: Tokenizer | None = None,
         eos_ids: Sequence[int] = (),
         seed: int = 0,
+        arguments: Sequence[str] = (),
+        seconds: float = 1800.0,
+        gpus: int = 1,
     ) -> None:
-        self.sampling, self._settings = sampling, settings
+        self.sampling, self._arguments, self._seconds, self._gpus = sampling, arguments, seconds, gpus
         self._tokenizer, self._eos_ids, self._seed = tokenizer, tuple(eos_ids), seed
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a request takes four files, and 1,024 is usual
-        self._key = settings.key if settings.addresses else secrets.token_urlsafe(32)
+        self._key = secrets.token_urlsafe(32)
         self._minder: Minder | None = None
         self._server: VllmServer | None = None
         self._model: CausalModel | None = None
-        self._place, self._folder, self._lock = Path(), Path(), -1
-        self._run, self._name, self._version = secrets.token_hex(4), "", 0
+        self._folder, self._version = Path(), 0
         self._longest: int | None = None
 
     def follow(self, weights: Weights) -> None:
@@ -109,31 +84,31 @@ class VllmEngine(EngineBase):
         """
         model = weights.local()
         assert model is not None
-        begins = self._server is None
-        if begins:
-            self._begin(sum(tensor.nbytes for tensor in model.module.parameters()))
+        if self._minder is None:
+            nbytes = sum(tensor.nbytes for tensor in model.module.parameters())
+            self._minder = Minder({**DEVELOPER, "VLLM_API_KEY": self._key}, nbytes)
         else:
             shutil.rmtree(self._folder, ignore_errors=True)  # the server has these weights
-        self._folder, self._version = self._place / f"version-{weights.version}", weights.version
-        self._name = f"{weights.version}-{self._run}"  # another run that uses the same server has other names
+        self._folder, self._version = self._minder.folder / f"version-{weights.version}", weights.version
         save(model.module, None, self._folder, adapter=model.adapter)
         if self._server is None:
-            self._start(model)
-        assert self._server is not None
-        if begins:
-            self._server.watch(self._settings.silence_seconds)
+            self._server = start_server(self._minder, self._key, self._command(model))
+            self._server.wait_until_ready(self._seconds)
             self._longest = self._server.longest_row()
-        if begins and self._minder is not None:
-            self._server.post("/update_weight_version", {"new_version": self._name})
+            self._server.name_weights(str(self._version))
         else:
-            self._server.update(self._folder, self._name, self._settings.seconds)
+            self._server.update(self._folder, str(self._version), self._seconds)
         self._model = model
         self.check()
+
+    def _command(self, model: CausalModel) -> Callable[[int], Sequence[str]]:
+        dtype = str(next(model.module.parameters()).dtype).removeprefix("torch.")
+        return lambda port: command_line(self._folder, port, dtype, self._gpus, self._arguments)
 
     def check(self) -> float:
         """Return the mean absolute difference between the server's log-probs of a few tokens and those of the weights.
 
-        It finds other weights only where they change log-probs by more than the tolerance. Raises ServerFaultError:
+        It finds other weights only where they change log-probs by more than the tolerance. Raises TrainingError:
         it is above the tolerance.
         """
         model = self._model
@@ -146,15 +121,16 @@ class VllmEngine(EngineBase):
             sampling = Sampling(group_size=1, max_new_tokens=CHECK_TOKENS, temperature=1.0, max_concurrent=1)
             ((ids, found),) = self._ask("check", prompt, sampling, 0, (), 1)
             if max(ids) >= size:
-                raise ServerFaultError(f"it answered the token {max(ids)}, and the model's vocabulary has {size}")
+                raise TrainingError(f"it answered the token {max(ids)}, and the model's vocabulary has {size}")
             hidden = model.completion_hidden(
                 [torch.tensor(prompt)], one - 1, torch.tensor(ids)[None], torch.tensor([len(ids)])
             )
             right = model.logits(hidden).double().log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
         difference = float((torch.tensor(found, dtype=torch.float64) - right).abs().mean())
-        tolerance = CHECK_TOLERANCE.get(next(model.module.parameters()).dtype, LOW_PRECISION_TOLERANCE)
+        wide = next(model.module.parameters()).dtype.itemsize >= torch.float32.itemsize
+        tolerance = TOLERANCE if wide else LOW_PRECISION_TOLERANCE
         if difference > tolerance:
-            raise ServerFaultError(
+            raise TrainingError(
                 f"after an update its log-probs differ from those of version {self._version} by {difference:.3g} per "
                 f"token, more than {tolerance:g}: it does not sample from these weights"
             )
@@ -205,53 +181,10 @@ class VllmEngine(EngineBase):
         return groups
 
     def close(self) -> None:
-        """End the server, if it was started here, and let go of the model."""
-        for held in (self._server, self._minder):
-            if held is not None:
-                held.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-        self._server, self._minder, self._model, self._folder, self._lock = None, None, None, Path(), -1
-
-    def _begin(self, nbytes: int) -> None:
-        """Make a folder for weights of so many bytes. Take a server that runs, or make the minder of one to be started.
-
-        Raises ServerFaultError: no server that runs is free, or the free one cannot be used.
-        """
-        if self._settings.addresses:
-            self._server = VllmServer(self._claimed(), self._key)
-            self._server.check_routes()
-        else:
-            self._minder = Minder({**DEVELOPER, "VLLM_API_KEY": self._key}, nbytes)
-            self._place = self._minder.folder
-
-    def _claimed(self) -> str:
-        """Return the address of the server that was claimed longest ago, of those that no living worker has."""
-        root = Path(self._settings.folder)
-        claims = [root / f"{number}.lock" for number in range(len(self._settings.addresses))]
-        for number in sorted(range(len(claims)), key=lambda each: _changed(claims[each])):
-            self._lock = os.open(claims[number], os.O_CREAT | os.O_RDWR, 0o600)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(self._lock)
-                continue
-            os.utime(self._lock)
-            self._place = root / str(number)
-            shutil.rmtree(self._place, ignore_errors=True)
-            self._place.mkdir()
-            return self._settings.addresses[number]
-        self._lock = -1
-        raise ServerFaultError("every server of cluster.vllm_addresses has a worker")
-
-    def _start(self, model: CausalModel) -> None:
-        """Start a server of this worker's own, with the weights in the folder."""
-        assert self._minder is not None
-        dtype = str(next(model.module.parameters()).dtype).removeprefix("torch.")
-        more, gpus, folder = self._settings.arguments, self._settings.gpus, self._folder
-        self._server = start_server(self._minder, self._key, lambda port: command_line(folder, port, dtype, gpus, more))
-        self._server.wait_until_ready(self._settings.seconds)
-        self._server.check_guarded()
+        """End the server, and let go of the model."""
+        if self._minder is not None:
+            self._minder.close()
+        self._server, self._minder, self._model = None, None, None
 
     def _check_lengths(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         lengths = [(len(prompt.ids), sampling.of(prompt).max_new_tokens) for prompt in prompts]
@@ -269,12 +202,12 @@ class VllmEngine(EngineBase):
         """Return the tokens, and their log-probs, of `count` completions that follow `ids`, by seeds from `seed` on."""
         assert self._server is not None
         body = {
-            "request_id": f"{self._name}-{name}",
+            "request_id": f"{self._version}-{name}",
             "token_ids": list(ids),
             "sampling_params": {**translated(sampling, ends), "n": count, "seed": seed},
         }
-        answer = self._server.post(ROUTE, body, self._settings.seconds)
-        return checked(answer, sampling, ends, self._name, count)
+        answer = self._server.post(ROUTE, body, self._seconds)
+        return checked(answer, sampling, ends, str(self._version), count)
 
     def _completion(
         self,
@@ -288,41 +221,6 @@ class VllmEngine(EngineBase):
         kept = ids[:-1] if ended == "eos" else ids
         text = "" if self._tokenizer is None else Detokenizer(self._tokenizer).after(prompt.ids)(kept)
         return Completion(tuple(ids), text, tuple(logprobs), ended, number, self._version)
-
-
-def vllm_engine(
-    sampling: Sampling, tokenizer: Tokenizer | None, eos_ids: Sequence[int], seed: int, settings: VllmSettings
-) -> VllmEngine:
-    """Return the engine of a worker."""
-    return VllmEngine(settings, sampling, tokenizer, eos_ids, seed)
-
-
-class VllmWorker(Worker):
-    """A worker whose engine is a `VllmEngine`: where the server fails the worker is `Lost`."""
-
-    _cause: str | None = None
-
-    def take(self, version: int, digest: str, what: Brought) -> None:
-        """Sample from the weights in `what` from now on; see `Worker.take`."""
-        try:
-            super().take(version, digest, what)
-        except (ServerFaultError, ConfigError) as fault:
-            self._cause = str(fault)
-
-    def decode(
-        self, digest: str, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None, firsts: Sequence[int]
-    ) -> list[Group] | OncurveError | Lost:
-        """Return the groups of a shard, why they cannot be made, or why this worker can do nothing more."""
-        try:
-            return Lost(self._cause) if self._cause else super().decode(digest, prompts, draw, sampling, firsts)
-        except ServerFaultError as fault:
-            self._cause = str(fault)
-            return Lost(self._cause)
-
-
-def _changed(file: Path) -> float:
-    """Return when a file was changed; long ago where there is none."""
-    return file.stat().st_mtime if file.exists() else 0.0
 
 
 def translated(sampling: Sampling, ends: Sequence[int]) -> dict[str, Any]:
@@ -342,30 +240,28 @@ def translated(sampling: Sampling, ends: Sequence[int]) -> dict[str, Any]:
 def checked(
     answer: Any, sampling: Sampling, ends: Sequence[int], version: str, count: int
 ) -> list[tuple[list[int], list[float]]]:
-    """Return tokens and log-probs of each completion of an answer. Raises ServerFaultError: they are not `count`
+    """Return tokens and log-probs of each completion of an answer. Raises TrainingError: they are not `count`
     completions by these settings and weights."""
     try:
         choices = {choice["index"]: choice for choice in answer["choices"]}
         found = [_read(choices.pop(index)) for index in range(count)]
     except (KeyError, TypeError, ValueError) as error:
-        raise ServerFaultError(
-            f"it answered no completion ({type(error).__name__}: {error}): {answer!r:.200}"
-        ) from error
+        raise TrainingError(f"it answered no completion ({type(error).__name__}: {error}): {answer!r:.200}") from error
     if choices:
-        raise ServerFaultError(f"it answered {count + len(choices)} completions, and {count} were asked for")
+        raise TrainingError(f"it answered {count + len(choices)} completions, and {count} were asked for")
     for ids, logprobs, versions in found:
         if not 0 < len(ids) <= sampling.max_new_tokens or len(logprobs) != len(ids):
-            raise ServerFaultError(
+            raise TrainingError(
                 f"it answered {len(ids)} tokens with {len(logprobs)} log-probs, and {sampling.max_new_tokens} at most "
                 "were asked for"
             )
         if not all(math.isfinite(value) and value <= 1e-3 for value in logprobs):
-            raise ServerFaultError("it answered log-probs that are not finite numbers, or above 0")
+            raise TrainingError("it answered log-probs that are not finite numbers, or above 0")
         if versions - {version}:
-            raise ServerFaultError(f"it sampled from the weights {sorted(versions)}, and should have from {version}")
+            raise TrainingError(f"it sampled from the weights {sorted(versions)}, and should have from {version}")
         early = [token for token in ids[:-1] if token in ends]
         if early or (ids[-1] not in ends and len(ids) < sampling.max_new_tokens):
-            raise ServerFaultError(f"a completion of {len(ids)} tokens does not end where the settings end one")
+            raise TrainingError(f"a completion of {len(ids)} tokens does not end where the settings end one")
     return [(ids, logprobs) for ids, logprobs, _ in found]
 
 

@@ -185,3 +185,28 @@ def if_tracked(name: str, values: Values) -> str | None:
 
 def run_name(name: str, values: Values) -> str:
     return name
+
+
+TURNS = f"{ROLLOUT}.multi_turn"
+
+
+def multi_turn(enabled: bool, values: Values) -> dict[str, Any]:
+    """Return the environment whose tools verl's file of tools, or a file of functions, names."""
+    if not enabled:
+        return {}
+    classes = values[f"{TURNS}.tool_config_path"] or values["data.tool_config_path"]
+    functions = values["data.function_tool_path"]
+    if classes is None and functions is None:
+        raise ConfigError(f"which tools there are is not said: set {TURNS}.tool_config_path")
+    found: dict[str, Any] = {"environment.kind": "tools"}
+    settings = {
+        "config": local(str(classes)) if classes else None,
+        "functions": local(str(functions)) if functions else None,
+        "longest": values[f"{TURNS}.max_tool_response_length"],
+        "side": values[f"{TURNS}.tool_response_truncate_side"],
+    }
+    return found | {"environment.path": "oncurve.compat.verl.tools:VerlTools", "environment.settings": settings}
+
+
+def max_turns(turns: int | None, values: Values) -> int | None:
+    return turns if values[f"{TURNS}.enable"] else None

@@ -71,6 +71,7 @@ IMPOSSIBLE_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "other_learner_on_ranks": lambda c: not c.cluster.facts.alone and not c.learner.built_in,
     "quantised_base_divided": lambda c: c.cluster.facts.divided and c.model.quantization is not None,
     "split_masters_divided": lambda c: c.cluster.facts.divided and c.learner.masters == "split",
+    "exact_kl_divided": lambda c: c.cluster.facts.divided and "full_kl" in c.policy_term.needs | c.regularizer.needs,
     "vllm_quantised": lambda c: c.cluster.facts.served and c.model.quantization is not None,
     "vllm_stop": lambda c: c.cluster.facts.served and bool(c.rollout.stop),
     "vllm_temperature": lambda c: c.cluster.facts.served and 0 < c.rollout.temperature < 0.01,

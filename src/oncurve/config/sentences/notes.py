@@ -79,6 +79,7 @@ class RunFacts:
 
 
 Conditions = Mapping[str, Callable[[RunConfig, RunFacts], bool]]
+Words = Mapping[str, Callable[[RunConfig, RunFacts], object]]
 
 DATA_NOTES: Conditions = {
     "prompts_repeat": lambda c, f: f.rows is not None and f.distinct is not None and f.distinct * 2 < f.rows,
@@ -128,24 +129,42 @@ NOTES: Conditions = {
 }
 """All notes, in the order of the plan: where each holds."""
 
-_SENTENCES = tomllib.loads(Path(__file__).with_name("notes.toml").read_text(encoding="utf-8"))
+WORDS: Words = {
+    "objective": lambda c, f: kind_of(c.objective, OBJECTIVE_KINDS),
+    "objective_note": lambda c, f: objective_note(c.objective),
+    "expected_aggregation": lambda c, f: expected_aggregation(c.objective),
+    "updates": lambda c, f: c.run.steps * c.updates_per_step,
+    "policy_updates": lambda c, f: _policy_updates(c),
+    "critic_warmup": lambda c, f: warmup_of(c.critic),
+    "idle_workers": lambda c, f: c.cluster.facts.idle_workers(c.data.prompts_per_step),
+    "no_verifier": lambda c, f: NO_VERIFIER,
+}
+"""What stands in the braces of the notes, next to `c` and `f`."""
+
+
+def sentences_of(file: str) -> dict[str, str]:
+    """Return the sentences of a TOML file of this folder, by name."""
+    return tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
+
+
+class Filling(dict[str, Any]):
+    """What fills the braces of a sentence; a word is made where a sentence has it."""
+
+    def __init__(self, config: RunConfig, facts: RunFacts, words: Words) -> None:
+        super().__init__(c=config, f=facts)
+        self._words = words
+
+    def __missing__(self, name: str) -> object:
+        return self._words[name](self["c"], self["f"])
+
+
+_SENTENCES = sentences_of("notes.toml")
 
 
 def notes_on(config: RunConfig, facts: RunFacts, notes: Conditions = NOTES) -> list[str]:
     """Return the sentences of the notes that hold."""
-    words: dict[str, Any] = {
-        "c": config,
-        "f": facts,
-        "objective": kind_of(config.objective, OBJECTIVE_KINDS),
-        "objective_note": objective_note(config.objective),
-        "expected_aggregation": expected_aggregation(config.objective),
-        "updates": config.run.steps * config.updates_per_step,
-        "policy_updates": _policy_updates(config),
-        "critic_warmup": warmup_of(config.critic),
-        "idle_workers": config.cluster.facts.idle_workers(config.data.prompts_per_step),
-        "no_verifier": NO_VERIFIER,
-    }
-    return [_SENTENCES[name].format(**words) for name, holds in notes.items() if holds(config, facts)]
+    filling = Filling(config, facts, WORDS)
+    return [_SENTENCES[name].format_map(filling) for name, holds in notes.items() if holds(config, facts)]
 
 
 def _policy_updates(config: RunConfig) -> int:

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from oncurve.advantages import teacher_of
+from oncurve.advantages import TeacherSettings, teacher_of
 from oncurve.components import described
 from oncurve.config.rules.completeness import missing
 from oncurve.config.rules.without_effect import inert
 from oncurve.config.sections import RunConfig
-from oncurve.config.sentences.notes import AdapterFacts, RunFacts, notes_on
-from oncurve.environments import NoEnvironment
+from oncurve.config.sentences.notes import AdapterFacts, Filling, RunFacts, Words, notes_on, sentences_of
 from oncurve.losses import corrects, corrects_for_sampler, has_importance_ratio
 from oncurve.rewards import verifier_of
+
+_SENTENCES = sentences_of("plan.toml")
 
 
 def plan(config: RunConfig, facts: RunFacts | None = None) -> list[str]:
     """Return the plan, one sentence per line; then what looks like a mistake, each line beginning with `note: `."""
     known = facts or RunFacts()
-    lines = [
-        *_warm_start(config),
-        _updates(config),
-        *_dynamic_sampling(config),
-        *_policy_term(config),
-        *_learner(config),
-        *config.cluster.facts.sentences,
-        *_environment(config),
-        *([] if config.demonstrates and not (config.eval.every and config.data.holds_out) else [_lengths(config)]),
-        _kl(config, known),
-        *_reference(config, known),
-        *_entropy(config),
-        *_teacher(config, known.teacher_bytes),
-        *_iterations(config),
-    ]
-    lines += [_steps(config, known), *_model(config, known), *_adapter(config, known.adapter, known.parameters)]
-    lines += [_evaluation(config, known), _safety(config, known)]
+    filling, lines = Filling(config, known, WORDS), list[str]()
+    for holds, sentence in PLAN:
+        if holds(config, known):
+            text = _SENTENCES[sentence].format_map(filling) if isinstance(sentence, str) else sentence(config, known)
+            lines += [text] if isinstance(text, str) else text
     noted = config.over(10**12)  # an unknown number of steps is more than any setting
     return (
         lines
@@ -47,22 +38,11 @@ def _count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def _warm_start(config: RunConfig) -> list[str]:
-    """Return the sentence about the stage of `[sft]`, or about the run that is one; none without."""
-    sft = config.sft
-    if not config.warm_starts:
-        whole = "all tokens" if sft.train_on_prompts else "the completions' tokens"
-        says = f"It learns from demonstrations, by maximum likelihood of {whole} at temperature 1; nothing is sampled"
-        return [f"{says} but in evaluations."] if config.demonstrates else []
-    last = _count(sft.steps, "step") if sft.steps else _epochs(sft.epochs)
-    return [
-        f"Before step 1 a warm start on demonstrations: {last}, {sft.batch_size:,} per update, at a learning rate of "
-        f"{sft.learning_rate:g}. It is a run of its own in the folder sft, with whose model step 1 "
-        "begins."
-    ]
+def _epochs(number: float) -> str:
+    return "1 epoch" if number == 1 else f"{number:.3g} epochs"
 
 
-def _updates(config: RunConfig) -> str:
+def _updates(config: RunConfig, facts: RunFacts) -> str:
     data, learner, group = config.data, config.learner, config.rollout.group_size
     completions = _count(config.completions_per_step, "completion")
     head = f"{_count(data.prompts_per_step, 'prompt')} × {group} = {completions} per step"
@@ -94,62 +74,7 @@ def _updates(config: RunConfig) -> str:
     )
 
 
-def _dynamic_sampling(config: RunConfig) -> list[str]:
-    if not config.filter.dynamic_sampling:
-        return []
-    verifier, most = verifier_of(config.rewards, config.eval.verifier), config.filter.max_rounds
-    kept = "whose rewards differ (no reward is the verifier)"
-    if verifier is not None:
-        kept = f"with right and wrong completions, right where {verifier!r} gives 1"
-    return [
-        f"It trains on groups {kept}, and samples up to {_count(most, 'round')} of {config.data.prompts_per_step} "
-        f"prompts to find as many: at most {most * config.completions_per_step:,} completions per step."
-        + (" Groups beyond that wait for the next step." if config.filter.keeps_surplus else "")
-    ]
-
-
-def _policy_term(config: RunConfig) -> list[str]:
-    """Return what is corrected and what is left out, a sentence each; none where every token counts as it is."""
-    exact, filters = config.exact_rollout, config.filter
-    lines = []
-    if corrects(config.correction):
-        equation = described(config.correction)
-        where = (
-            "of a completion by older weights (a completion by the present ones has weight 1, because the engine is "
-            "exact: where there are no others, nothing is corrected)"
-            if exact
-            else "(the engine is not exact)"
-        )
-        meaning = "; ".join(f"{letter} = {text}" for letter, text in equation.legend.items())
-        lines.append(
-            f"Correction: the objective's loss of each token {where} is multiplied by {equation.term}; {meaning}."
-        )
-    elif not exact and not corrects_for_sampler(config.objective):
-        lines.append(
-            'Nothing corrects for the difference between sampler and learner (correction.kind = "none"), but for the '
-            "ratio to completions by older weights."
-        )
-    if filters.top_entropy < 1:
-        lines.append(
-            f"The objective counts the {filters.top_entropy:.3g} of a step's trained tokens with the highest entropy "
-            "before its first update."
-        )
-    if filters.off_policy_threshold is not None:
-        lines.append(
-            "The objective leaves out tokens with a negative advantage of completions whose mean of log μ - log π_θ is "
-            f"above {filters.off_policy_threshold:g}, μ being the sampler's policy."
-        )
-    return lines
-
-
-def _learner(config: RunConfig) -> list[str]:
-    if config.learner.built_in:
-        return []
-    name = type(config.learner).__name__
-    return [f"The learner is {name}, not the built-in one: its memory and its time per update are not known here."]
-
-
-def _lengths(config: RunConfig) -> str:
+def _lengths(config: RunConfig, facts: RunFacts) -> str:
     rollout = config.rollout
     if config.demonstrates:
         return f"Completions in evaluations have at most {_count(config.longest_completion, 'token')}."
@@ -166,18 +91,15 @@ def _lengths(config: RunConfig) -> str:
     )
 
 
-def _environment(config: RunConfig) -> list[str]:
-    """Return the sentence about episodes; none where completions are of one turn."""
-    settings = config.environment
-    if isinstance(settings, NoEnvironment):
-        return []
+def _environment(config: RunConfig, facts: RunFacts) -> str:
+    settings: Any = config.environment  # there is one
     again = "" if settings.exact else "; it is not exact, so a resumed run does not go on to the same bits"
-    return [
+    return (
         f"A completion is an episode with {settings.title}: at most {_count(settings.max_turns, 'turn')}, and "
         f"rollout.max_new_tokens counts what the environment says. It runs in "
         f"{_count(settings.processes, 'other process', 'other processes')}, at most {settings.timeout_seconds:g} s per "
         f"reply, while other episodes are decoded{again}."
-    ]
+    )
 
 
 def _kl(config: RunConfig, facts: RunFacts) -> str:
@@ -199,36 +121,6 @@ def _kl(config: RunConfig, facts: RunFacts) -> str:
     return f"KL to {towards}, {what}; {kept} takes memory ({size})."
 
 
-def _teacher(config: RunConfig, held: int | None) -> list[str]:
-    """Return the sentence about the teacher, which takes `held` bytes (None: not known yet); none without one."""
-    teacher = teacher_of(config.advantage)
-    if teacher is None:
-        return []
-    reads = "the policy's prompts" if teacher.template is None else "prompts of its own (advantage.template)"
-    if teacher.path is None:
-        return [f"The policy teaches itself: it scores every completion a second time, after {reads}."]
-    size = "a frozen model" if held is None else f"{held / 1e6:,.0f} MB"
-    return [f"The teacher {Path(teacher.path).name} scores every completion, after {reads}; it takes memory ({size})."]
-
-
-def _adapter(config: RunConfig, adapter: AdapterFacts | None, of: int | None) -> list[str]:
-    """Say what is trained, in one sentence; none without an adapter. `of`: the model's own parameters."""
-    lora = config.lora
-    if adapter is None and not lora.adapted:
-        return []
-    origin = f" from {lora.path}" if lora.path is not None else ""
-    if adapter is None:
-        rank = f" of rank {lora.rank} (α {lora.scaled_by:g})" if not origin else ""
-        where = "all linear layers" if lora.targets == "all-linear" else " and ".join(lora.targets)
-        on = f" on {where}" if not origin else ""
-        return [f"An adapter{origin}{rank}{on} is trained; the model's own weights stay as they are."]
-    share = f", {adapter.parameters / of:.2%} of the model's" if of else ""
-    return [
-        f"An adapter{origin} of rank {adapter.rank} (α {adapter.alpha:g}) on {adapter.layers:,} linear layers is "
-        f"trained, {adapter.parameters:,} parameters{share}; the model's own weights stay as they are."
-    ]
-
-
 def _reference_of_adapter(config: RunConfig, adapter: AdapterFacts | None) -> str:
     """Say what the reference of a policy with an adapter is, and the memory that it takes."""
     copy = "a frozen copy of the adapter" + ("" if adapter is None else f" ({adapter.nbytes / 1e6:,.3g} MB)")
@@ -236,48 +128,6 @@ def _reference_of_adapter(config: RunConfig, adapter: AdapterFacts | None) -> st
         return f"that is the model with {copy}: no second model"
     moves = f", and from its first move with {copy}" if config.following.every else ""
     return f"that is the model with its adapter off{moves}: no second model"
-
-
-def _reference(config: RunConfig, facts: RunFacts) -> list[str]:
-    every, mixup_alpha = config.following.every, config.following.mixup_alpha
-    if not every or not (config.kl.coef or facts.reference_given):
-        return []
-    often = "every step" if every == 1 else f"every {_count(every, 'step')}"
-    if mixup_alpha == 1:
-        return [f"The reference follows the policy {often}: it becomes a copy of it."]
-    return [
-        f"The reference follows the policy {often}: {mixup_alpha:g} of the policy, {1 - mixup_alpha:g} of what it was; "
-        "in half precision a float32 average takes 4 more bytes per parameter."
-    ]
-
-
-def _entropy(config: RunConfig) -> list[str]:
-    bonus = config.entropy
-    if bonus.target is None:
-        return []
-    return [
-        f"The entropy bonus acts while the entropy is below {bonus.target:g} nats per token: its coefficient begins at "
-        f"{bonus.coef:g}, grows by {bonus.step:g} per step there and falls by as much above."
-    ]
-
-
-def _iterations(config: RunConfig) -> list[str]:
-    settings, network = config.iterative, config.own_reward_model
-    if not settings.steps or network is None:
-        return []
-    verifier = "the verifier" if config.eval.verifier is None else repr(config.eval.verifier)
-    by = f"{verifier} scores" + (
-        f", with {settings.continuations} continuations per step," if settings.continuations else ""
-    )
-    earlier = "" if settings.history is None else f" (at first those of {Path(settings.history).name})"
-    count = -(-config.run.steps // settings.steps)
-    head = "Iterations" if config.run.epochs is not None else _count(count, "iteration")
-    return [
-        f"{head} of {_count(settings.steps, 'step')}; each ends with "
-        f"{_count(network.epochs, 'pass', 'passes')} of the reward model over {network.examples} that {by} of its own "
-        f"samples and over {settings.replay:.0%} of all earlier examples{earlier}; {settings.held_out:.0%} of the "
-        "prompts are held out to measure it."
-    ]
 
 
 def _steps(config: RunConfig, facts: RunFacts) -> str:
@@ -294,20 +144,6 @@ def _steps(config: RunConfig, facts: RunFacts) -> str:
     dropped = f"; {_count(facts.dropped, noun)} too long, dropped" if facts.dropped else ""
     dropped += f"; {_count(facts.truncated, 'prompt')} too long, cut on the left" if facts.truncated else ""
     return f"{head}: {_epochs(taken / facts.rows)} of {_count(facts.rows, 'row')}{dropped}."
-
-
-def _epochs(number: float) -> str:
-    return "1 epoch" if number == 1 else f"{number:.3g} epochs"
-
-
-def _model(config: RunConfig, facts: RunFacts) -> list[str]:
-    if facts.parameters is None:
-        here = config.model.precision_here()
-        return [] if here is None else [f"The model computes in {here[0]} ({here[1]})."]
-    where = f" on {facts.device}" if facts.device else ""
-    how = f", in {facts.precision}" if facts.precision else ""
-    why = f"; {facts.path_reason}" if facts.path_reason else ""
-    return [f"The model has {facts.parameters:,} parameters{where}{how}{why}."]
 
 
 def _evaluation(config: RunConfig, facts: RunFacts) -> str:
@@ -334,11 +170,113 @@ def _evaluation(config: RunConfig, facts: RunFacts) -> str:
     return f"Evaluation {when} on {how_many}: greedy{sampled}{correct}.{kept}{ends}"
 
 
-def _safety(config: RunConfig, facts: RunFacts) -> str:
-    if not facts.kept:
-        return "Nothing is written: the run has no directory and is lost when this process ends."
-    if not config.checkpoint.every:
-        return "One checkpoint, at the end (checkpoint.every = 0): a killed run starts from the beginning."
-    every, keep = config.checkpoint.every, config.checkpoint.keep
-    kept = "all kept" if keep * every >= config.run.steps else f"the last {keep} kept"
-    return f"A checkpoint every {_count(every, 'step')}, {kept}."
+def _kept_groups(config: RunConfig) -> str:
+    verifier = verifier_of(config.rewards, config.eval.verifier)
+    if verifier is None:
+        return "whose rewards differ (no reward is the verifier)"
+    return f"with right and wrong completions, right where {verifier!r} gives 1"
+
+
+def _teacher(config: RunConfig) -> TeacherSettings:
+    """Return the settings of the teacher, which there is."""
+    teacher = teacher_of(config.advantage)
+    assert teacher is not None
+    return teacher
+
+
+def _adapter_layers(config: RunConfig) -> str:
+    """Return rank and layers of an adapter that is made new; nothing of one that is loaded."""
+    lora = config.lora
+    where = "all linear layers" if lora.targets == "all-linear" else " and ".join(lora.targets)
+    return "" if lora.path is not None else f" of rank {lora.rank} (α {lora.scaled_by:g}) on {where}"
+
+
+def _moves(config: RunConfig, facts: RunFacts) -> bool:
+    return config.following.every > 0 and bool(config.kl.coef or facts.reference_given)
+
+
+def _taught(config: RunConfig, by_itself: bool) -> bool:
+    teacher = teacher_of(config.advantage)
+    return teacher is not None and (teacher.path is None) == by_itself
+
+
+def _labels(config: RunConfig) -> str:
+    verifier = "the verifier" if config.eval.verifier is None else repr(config.eval.verifier)
+    steps = config.iterative.continuations
+    return f"{verifier} scores" + (f", with {steps} continuations per step," if steps else "")
+
+
+WORDS: Words = {
+    "learned": lambda c, f: "all tokens" if c.sft.train_on_prompts else "the completions' tokens",
+    "warm_up": lambda c, f: _count(c.sft.steps, "step") if c.sft.steps else _epochs(c.sft.epochs),
+    "kept_groups": lambda c, f: _kept_groups(c),
+    "rounds": lambda c, f: _count(c.filter.max_rounds, "round"),
+    "most_completions": lambda c, f: c.filter.max_rounds * c.completions_per_step,
+    "surplus": lambda c, f: " Groups beyond that wait for the next step." if c.filter.keeps_surplus else "",
+    "correction": lambda c, f: described(c.correction),
+    "correction_letters": lambda c, f: "; ".join(f"{a} = {b}" for a, b in described(c.correction).legend.items()),
+    "learner": lambda c, f: type(c.learner).__name__,
+    "often": lambda c, f: "every step" if c.following.every == 1 else f"every {_count(c.following.every, 'step')}",
+    "kept_share": lambda c, f: 1 - c.following.mixup_alpha,
+    "teacher": lambda c, f: Path(_teacher(c).path or "").name,
+    "teacher_reads": lambda c, f: (
+        "the policy's prompts" if _teacher(c).template is None else "prompts of its own (advantage.template)"
+    ),
+    "teacher_size": lambda c, f: "a frozen model" if f.teacher_bytes is None else f"{f.teacher_bytes / 1e6:,.0f} MB",
+    "iterations": lambda c, f: (
+        "Iterations" if c.run.epochs is not None else _count(-(-c.run.steps // c.iterative.steps), "iteration")
+    ),
+    "iteration_steps": lambda c, f: _count(c.iterative.steps, "step"),
+    "passes": lambda c, f: _count(c.own_reward_model.epochs if c.own_reward_model else 0, "pass", "passes"),
+    "labels": lambda c, f: _labels(c),
+    "earlier": lambda c, f: f" (at first those of {Path(c.iterative.history).name})" if c.iterative.history else "",
+    "here": lambda c, f: c.model.precision_here(),
+    "device": lambda c, f: f" on {f.device}" if f.device else "",
+    "in_precision": lambda c, f: f", in {f.precision}" if f.precision else "",
+    "path_reason": lambda c, f: f"; {f.path_reason}" if f.path_reason else "",
+    "adapter_origin": lambda c, f: f" from {c.lora.path}" if c.lora.path is not None else "",
+    "adapter_layers": lambda c, f: _adapter_layers(c),
+    "adapter_share": lambda c, f: (
+        f", {f.adapter.parameters / f.parameters:.2%} of the model's" if f.adapter and f.parameters else ""
+    ),
+    "checkpoint_steps": lambda c, f: _count(c.checkpoint.every, "step"),
+    "checkpoints_kept": lambda c, f: (
+        "all kept" if c.checkpoint.keep * c.checkpoint.every >= c.run.steps else f"the last {c.checkpoint.keep} kept"
+    ),
+}
+
+PLAN: tuple[tuple[Callable[[RunConfig, RunFacts], bool], str | Callable[[RunConfig, RunFacts], Any]], ...] = (
+    (lambda c, f: c.demonstrates, "learns"),
+    (lambda c, f: c.warm_starts, "warm_start"),
+    (lambda c, f: True, _updates),
+    (lambda c, f: c.filter.dynamic_sampling, "filtered"),
+    (lambda c, f: corrects(c.correction) and c.exact_rollout, "corrected_if_older"),
+    (lambda c, f: corrects(c.correction) and not c.exact_rollout, "corrected"),
+    (
+        lambda c, f: not (corrects(c.correction) or c.exact_rollout or corrects_for_sampler(c.objective)),
+        "uncorrected",
+    ),
+    (lambda c, f: c.filter.top_entropy < 1, "top_entropy"),
+    (lambda c, f: c.filter.off_policy_threshold is not None, "off_policy"),
+    (lambda c, f: not c.learner.built_in, "other_learner"),
+    (lambda c, f: True, lambda c, f: c.cluster.facts.sentences),
+    (lambda c, f: c.environment.present, _environment),
+    (lambda c, f: not c.demonstrates or bool(c.eval.every and c.data.holds_out), _lengths),
+    (lambda c, f: True, _kl),
+    (lambda c, f: _moves(c, f) and c.following.mixup_alpha == 1, "reference_copied"),
+    (lambda c, f: _moves(c, f) and c.following.mixup_alpha != 1, "reference_averaged"),
+    (lambda c, f: c.entropy.target is not None, "entropy_bonus"),
+    (lambda c, f: _taught(c, by_itself=True), "teaches_itself"),
+    (lambda c, f: _taught(c, by_itself=False), "taught"),
+    (lambda c, f: c.iterative.steps > 0 and c.own_reward_model is not None, "iterations"),
+    (lambda c, f: True, _steps),
+    (lambda c, f: f.parameters is None and c.model.precision_here() is not None, "precision"),
+    (lambda c, f: f.parameters is not None, "model"),
+    (lambda c, f: f.adapter is None and c.lora.adapted, "adapter_to_come"),
+    (lambda c, f: f.adapter is not None, "adapter"),
+    (lambda c, f: True, _evaluation),
+    (lambda c, f: not f.kept, "nothing_written"),
+    (lambda c, f: f.kept and not c.checkpoint.every, "one_checkpoint"),
+    (lambda c, f: f.kept and c.checkpoint.every > 0, "checkpoints"),
+)
+"""The sentences in their order, each with where it holds."""

@@ -13,7 +13,6 @@ from oncurve.processes.fleets.devices import (
     CPU as CPU,
     Gpus as Gpus,
     Placement as Placement,
-    check_settings as check_settings,
     gpus_of as gpus_of,
     memory_share as memory_share,
     placed as placed,

@@ -11,7 +11,7 @@ import io
 import socket
 import struct
 import threading
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 import cloudpickle
@@ -113,14 +113,12 @@ class Channel:
 class Sender:
     """Sends over a channel in a thread of its own, in order: whoever sends does not wait for the other end.
 
-    What the other end has not taken is kept in
-    memory until it does, or until the channel is shut down.
+    What the other end has not taken is kept in memory until it does, or until the channel is shut down.
     """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._messages: SimpleQueue[bytes] = SimpleQueue()
-        self._ended = threading.Event()
+        self._messages: SimpleQueue[bytes | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -130,14 +128,10 @@ class Sender:
 
     def close(self, seconds: float) -> None:
         """End the thread, of which the channel must have been shut down. Twice is allowed."""
-        self._ended.set()
-        self._messages.put(b"")  # wakes it
+        self._messages.put(None)
         self._thread.join(seconds)
 
     def _work(self) -> None:
         with contextlib.suppress(ClosedError):  # whoever reads from the channel notices
-            while not self._ended.is_set():
-                with contextlib.suppress(Empty):
-                    data = self._messages.get(timeout=60.0)
-                    if not self._ended.is_set():
-                        self._channel.send_pickled(data)
+            while (data := self._messages.get()) is not None:
+                self._channel.send_pickled(data)

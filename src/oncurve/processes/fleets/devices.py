@@ -100,21 +100,5 @@ def memory_share(free: float, total: float, needed: float, servers: int) -> floa
     return math.floor(100 * min(0.9 * free, max(total - needed, total / 4)) / total / servers) / 100
 
 
-def check_settings(served: bool, nccl: bool, each: int) -> None:
-    """Raises ConfigError for what does not go with GPUs: `each` worker's engine on several of them where no vLLM is
-    `served`, and NCCL to a process that has no GPU of its own to receive on."""
-    if each > 1 and not served:
-        raise ConfigError(
-            "cluster.rollout_gpus: oncurve's own engine samples on one GPU per worker; set it to 1, or cluster.engine "
-            'to "vllm"'
-        )
-    if nccl and (served or not each):
-        why = "leave theirs to their vLLM servers" if served else "share one with cluster.rollout_gpus = 0"
-        raise ConfigError(
-            f'cluster.weights: "nccl" needs a GPU of its own for each process, and the workers {why}; set it to '
-            '"object" or "gloo"'
-        )
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -21,7 +21,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from oncurve.base.closing import Closing
@@ -48,18 +48,18 @@ class Replied:
 
 @dataclass(frozen=True)
 class Failed:
-    """Call `number` of `process` has raised. `lost`: only because another process was lost; its object is unharmed."""
+    """Call `number` of `process` has raised. It ends, unless that was only because another process was lost."""
 
     process: int
     number: int
     message: str
-    lost: bool
 
 
 Event = Replied | Failed | ProcessEnded
-News = Iterable[tuple[int, tuple[Any, ...]]]
+Message = tuple[int, tuple[Any, ...]]
+News = Iterable[Message]
 """Messages of processes, by their numbers: ("beat",), ("up", ...), ("replied", ...), ("failed", ...), and last
-("ended", cause), with a third word where the cause is told already."""
+("ended", cause)."""
 
 
 class Spawner(Protocol):
@@ -67,9 +67,6 @@ class Spawner(Protocol):
 
     All but `wait` and `put` is called under the fleet's lock, and returns at once.
     """
-
-    gone: TrainingError | None
-    """Why no process can be reached any more."""
 
     @property
     def failure(self) -> str | None:
@@ -92,8 +89,8 @@ class Spawner(Protocol):
         """Return the processes that wait for their start."""
         ...
 
-    def send(self, process: int, number: int, arguments: tuple[Any, ...], data: bytes) -> None:
-        """Send a call with its number and `arguments`, which is pickled in `data`."""
+    def send(self, process: int, arguments: tuple[Any, ...], data: bytes) -> None:
+        """Send a call with `arguments`, which is pickled in `data`."""
 
     def kill(self, process: int) -> None:
         """End a process. News of its end follow."""
@@ -161,7 +158,7 @@ class Fleet(Closing):
             return self._health.up
 
     def _is_settled(self) -> bool:
-        failed = self._spawner.failure is not None or self._gone is not None
+        failed = self._spawner.failure is not None or self._failed is not None
         return failed or not self._spawner.soon(self._health.starting)
 
     @property
@@ -172,7 +169,8 @@ class Fleet(Closing):
 
     def put(self, pieces: Iterable[memoryview]) -> Any:
         """Return a handle of these bytes, which are copied once per machine. Given to `call` as an argument, it arrives
-        at the method as the list of the pieces, read-only. They are freed when the handle is garbage-collected.
+        at the method as the list of the pieces, read-only. They are freed when the handle is garbage-collected. A
+        process that is given another handle has answered the calls that had the one before.
 
         Each piece may be overwritten when the next one is asked for. Raises OSError: there is no room for them.
         """
@@ -186,13 +184,13 @@ class Fleet(Closing):
             number = self._numbers
         data = pickled((number, method, arguments))
         with self._changed:
-            self._spawner.send(process, number, arguments, data)
+            self._spawner.send(process, arguments, data)
         return number
 
     def wait(self, seconds: float) -> list[Event]:
         """Return what has happened since the last call, in order; after so many `seconds` perhaps nothing."""
         with self._changed:
-            self._changed.wait_for(lambda: self._events or self._gone is not None, seconds)
+            self._changed.wait_for(lambda: self._events or self._failed is not None, seconds)
             self._require()
             found = list(self._events)
             self._events.clear()
@@ -237,12 +235,11 @@ class Fleet(Closing):
             case ("replied", call, value):
                 self._events.append(Replied(process, call, value))
             case ("failed", call, words, lost):
-                self._events.append(Failed(process, call, words, lost))
+                self._events.append(Failed(process, call, words))
                 self._obey([] if lost else self._health.condemn(process, words))
-            case ("ended", cause, *told):
-                ended = self._health.has_ended(process, cause, now)
-                if ended is not None:
-                    self._events.append(replace(ended, told=bool(told)))
+            case ("ended", cause):
+                if (ended := self._health.has_ended(process, cause, now)) is not None:
+                    self._events.append(ended)
 
     def _obey(self, orders: Iterable[Order]) -> None:
         for order in orders:
@@ -257,13 +254,9 @@ class Fleet(Closing):
             self._failed = TrainingError(f"the other processes cannot be served any more: {in_a_line(error)}")
             self._changed.notify_all()
 
-    @property
-    def _gone(self) -> TrainingError | None:
-        return self._failed or self._spawner.gone
-
     def _require(self) -> None:
-        if (gone := self._gone) is not None:
-            raise gone
+        if self._failed is not None:
+            raise self._failed
 
 
 def _serve(reference: weakref.ref[Fleet], over: threading.Event) -> None:

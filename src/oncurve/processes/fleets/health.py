@@ -32,13 +32,11 @@ class ProcessEnded:
     """`process` has ended, and `cause` is the first thing that went wrong with it.
 
     quarantine   seconds for which its place stays empty; 0 where another process follows soon
-    told         the cause is that of others too, and was told before
     """
 
     process: int
     cause: str
     quarantine: float = 0.0
-    told: bool = False
 
     @property
     def consequence(self) -> str:

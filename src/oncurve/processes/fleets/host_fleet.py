@@ -19,11 +19,10 @@ from typing import IO, Any
 
 import cloudpickle
 
-from oncurve.base.errors import ConfigError, TrainingError
-from oncurve.base.output import urgent
+from oncurve.base.errors import ConfigError
 from oncurve.parallel import FileMeeting
 from oncurve.processes.fleets.channel import Channel, ClosedError, Sender
-from oncurve.processes.fleets.fleet import START_SECONDS, Fleet
+from oncurve.processes.fleets.fleet import START_SECONDS, Fleet, Message
 from oncurve.processes.fleets.health import Health, Start
 from oncurve.processes.fleets.nursery import HostNursery
 from oncurve.processes.fleets.recipe import recipe_of
@@ -32,8 +31,6 @@ from oncurve.processes.shared import SharedBytes
 
 _CAUSE_SECONDS = 2.0
 _END_SECONDS = 5.0
-
-Message = tuple[int, tuple[Any, ...]]
 
 
 class HostFleet(Fleet):
@@ -59,7 +56,6 @@ class _Process:
         self.handle: int | None = None
         self.closed_at: float | None = None
         self.how = ""
-        self.told = False
 
     def release(self) -> None:
         """Close what this process holds of it."""
@@ -75,15 +71,12 @@ class _Process:
 class _HostSpawner:
     """The nursery, its processes, and the sockets to them. Where the nursery ends it is replaced, as `Health` says."""
 
-    gone: TrainingError | None = None
-
     def __init__(self, make: Callable[[], Any], silence_seconds: float, gpus: Sequence[str]) -> None:
         self._recipe, self._gpus = _recipe(make), gpus
         self._nurseries, self._nursery = Health(1, silence_seconds, START_SECONDS), list[HostNursery]()
         self._which = -1
         self._processes: dict[int, _Process] = {}
         self._asked: dict[int, int] = {}  # processes to be forked, and their places
-        self._unborn: list[Message] = []
         self.failure: str | None = None
         self._folder = Path(tempfile.gettempdir()) / f"oncurve-ranks-{secrets.token_hex(8)}"
         self._meetings = 0
@@ -109,17 +102,14 @@ class _HostSpawner:
         """Return the processes that are not forked yet."""
         return list(self._asked)
 
-    def send(self, process: int, number: int, arguments: tuple[Any, ...], data: bytes) -> None:
+    def send(self, process: int, arguments: tuple[Any, ...], data: bytes) -> None:
         """Send a call soon."""
         if (found := self._processes.get(process)) is not None:
             found.sender.send_pickled(data)
 
     def kill(self, number: int) -> None:
         """End a process at once, or do not fork it."""
-        if number in self._asked:
-            del self._asked[number]
-            self._unborn.append((number, ("ended", "it was not forked")))
-        elif (process := self._processes.get(number)) is not None:
+        if (process := self._processes.get(number)) is not None:
             if process.handle is not None:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(process.handle, signal.SIGKILL)
@@ -149,8 +139,6 @@ class _HostSpawner:
         yield from self._buried()
         self._order_nursery()
         self._fork()
-        yield from self._unborn
-        self._unborn.clear()
 
     def put(self, pieces: Iterable[memoryview]) -> SharedBytes:
         """Return a handle of these bytes in shared memory. Raises OSError: there is no room for them."""
@@ -171,7 +159,8 @@ class _HostSpawner:
     def close(self) -> None:
         """End the nursery, which removes the folder, and is killed where it takes long."""
         for nursery in self._nursery:
-            nursery.end()
+            nursery.shut()
+            nursery.bury(_END_SECONDS)
         for process in self._processes.values():
             process.release()
         self._processes.clear()
@@ -182,11 +171,7 @@ class _HostSpawner:
         for order in self._nurseries.orders(self._now) if self.failure is None and not self._over else []:
             if isinstance(order, Start):
                 self._which = order.process
-                try:
-                    self._nursery.append(HostNursery(self._recipe, self._folder, bool(self._gpus)))
-                except OSError as error:
-                    self._nurseries.has_ended(self._which, str(error), self._now)
-                    self.failure = None if self._ready else f"the process that forks them cannot be started: {error}"
+                self._nursery.append(HostNursery(self._recipe, self._folder, bool(self._gpus)))
             else:
                 self._nursery[0].kill()
 
@@ -211,13 +196,10 @@ class _HostSpawner:
         ended = self._nurseries.has_ended(self._which, nursery.bury(), self._now)
         cause = ended.cause if ended is not None else ""
         for process in self._processes.values():
-            process.told = process.told or not process.how
             process.how = process.how or f"the process that forks them was lost: {cause}"
             process.closed_at = process.closed_at or self._now
         if not self._ready:
             self.failure = self.failure or f"the process that forks them has ended: {cause}"
-        elif ended is not None:
-            urgent(f"oncurve: the process that forks others was lost: {cause}; another is started{ended.consequence}")
 
     def _said(self, number: int) -> Iterator[Message]:
         process = self._processes[number]
@@ -238,8 +220,7 @@ class _HostSpawner:
             if process.closed_at is not None and (process.how or self._now - process.closed_at > _CAUSE_SECONDS):
                 process.release()
                 del self._processes[number]
-                how = process.how or "it ended, and how is not known"
-                yield number, ("ended", how, True) if process.told else ("ended", how)
+                yield number, ("ended", process.how or "it ended, and how is not known")
 
     def _fork(self) -> None:
         """Have the nursery fork what is asked for, as far as it takes orders now: waiting for it could wait for ever,
@@ -250,10 +231,8 @@ class _HostSpawner:
                 self._processes[number] = _Process(
                     self._nursery[0].fork(number, self._gpus[place] if self._gpus else "")
                 )
-            except BlockingIOError:
+            except (BlockingIOError, ConnectionError):  # it has enough to do for now, or has ended
                 return
-            except OSError as error:
-                self._unborn.append((number, ("ended", f"it could not be forked: {error}")))
             del self._asked[number]
 
 
@@ -261,16 +240,14 @@ def _recipe(make: Callable[[], Any]) -> IO[bytes]:
     """Return the object's recipe in a file without a name, which each nursery reads. Raises ConfigError: it has no
     room.
     """
-    recipe = recipe_of(make)
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(tempfile.TemporaryFile())
-        try:
-            cloudpickle.dump(recipe, file)
-            file.flush()
-        except OSError as error:
-            raise ConfigError(
-                f"cluster.kind: what its processes begin with cannot be written to {tempfile.gettempdir()}: "
-                f"{error.strerror}; make room there, or set TMPDIR to another folder"
-            ) from error
-        stack.pop_all()  # it is open until the fleet is closed
-        return file
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - open until the fleet is closed
+    try:
+        cloudpickle.dump(recipe_of(make), file)
+        file.flush()
+    except OSError as error:
+        file.close()
+        raise ConfigError(
+            f"cluster.kind: what its processes begin with cannot be written to {tempfile.gettempdir()}: "
+            f"{error.strerror}; make room there, or set TMPDIR to another folder"
+        ) from error
+    return file

@@ -22,7 +22,7 @@ def keeper_class() -> type:
             sys.path.append(source)
             from oncurve.processes.spawn import feed, start_python
 
-            self.memories: dict[bytes, int] = {}
+            self.token, self.memory = b"", os.memfd_create("oncurve")
             self.end, theirs = socket.socketpair()
             self.end.settimeout(600.0)
             with theirs:
@@ -36,20 +36,19 @@ def keeper_class() -> type:
                 )
             feed(self.child, recipe)
 
-        def send(self, data: bytes, token: bytes = b"", untaken: tuple[bytes, ...] = (), *pieces: Any) -> None:
+        def send(self, data: bytes, token: bytes = b"", *pieces: Any) -> None:
             """Pass `data` on; with `pieces` in memory that the process reads, whose number takes the token's place.
 
-            The memory of other tokens is freed, unless they are among the `untaken`, which the process may still read.
+            The memory of the token before it is freed: the calls with it were answered.
             """
             from oncurve.processes.shared import write_pieces
 
             if token:
-                for other in self.memories.keys() - {token, *untaken}:
-                    os.close(self.memories.pop(other))
-                if token not in self.memories:
-                    self.memories[token] = os.memfd_create("oncurve")
-                    write_pieces(self.memories[token], map(memoryview, pieces))
-                data = data.replace(token, b"%016d" % self.memories[token])
+                if token != self.token:
+                    os.close(self.memory)
+                    self.token, self.memory = token, os.memfd_create("oncurve")
+                    write_pieces(self.memory, map(memoryview, pieces))
+                data = data.replace(token, b"%016d" % self.memory)
             try:
                 self.end.sendall(data)
             except OSError:  # it has ended, or takes nothing and has perhaps half of it: `listen` says so

@@ -12,8 +12,7 @@ forking is safe.
 A process has two threads: one does the calls in order, the other says every second that the process lives. It ends when
 the fleet does, and not by a signal that asks the run to end in order.
 
-The nursery ends its processes when the fleet does, also those that are stopped; and the kernel ends them with the
-nursery.
+The nursery ends when the fleet does, and the kernel ends its processes with it, also those that are stopped.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
+import selectors
 import shutil
 import signal
 import socket
+import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -70,7 +69,7 @@ class HostNursery:
     def fork(self, number: int, gpus: str = "") -> socket.socket:
         """Return this end of the connection to a process that is to be forked, and to see these `gpus`.
 
-        Raises BlockingIOError: it has enough to do for now. OSError: the nursery has ended.
+        Raises BlockingIOError: it has enough to do for now. ConnectionError: the nursery has ended.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -94,16 +93,14 @@ class HostNursery:
             yield words
 
     def kill(self) -> None:
-        """End it and its processes at once, the stopped ones too."""
-        if self._process.returncode is None:  # until it is waited for, no other group can have its number
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        """End it, and with it its processes, the stopped ones too."""
+        self._process.kill()
 
-    def bury(self) -> str:
-        """End what is left of it, of which the control socket is closed; how it has ended."""
-        if self._process.returncode is None:
-            self._has_exited(_MOMENT_SECONDS)  # of itself, so that its exit code is its own
-        self.kill()  # its processes; it is not waited for yet
+    def bury(self, seconds: float = _MOMENT_SECONDS) -> str:
+        """End what has not ended of itself within so many `seconds`; return how it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        self.kill()
         code = reap(self._process, _END_SECONDS)
         self.control.close()
         return how_it_ended(code) if code is not None else "it cannot be ended"
@@ -114,78 +111,46 @@ class HostNursery:
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_RDWR)
 
-    def end(self) -> None:
-        """Shut it, and kill what has not ended within a few seconds."""
-        self.shut()
-        if self._process.returncode is None:
-            self._has_exited(_END_SECONDS)
-        self.bury()
-
-    def _has_exited(self, seconds: float) -> bool:
-        """Return whether it ends within so many seconds. It stays a zombie, so that its group keeps its number."""
-        deadline = time.monotonic() + seconds
-        with contextlib.suppress(ChildProcessError):  # it is buried already
-            while not os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
-                if time.monotonic() > deadline:
-                    return False
-                time.sleep(0.01)
-        return True
-
 
 def main(descriptor: str, folder: str) -> NoReturn:
     """Return the nursery's life, over the control socket with this descriptor. The object's recipe comes on standard
     input. When the other end is closed, because its process was killed or has no more use for it, it removes the
     `folder`.
     """
-    control = int(descriptor)
-    end = socket.socket(fileno=control)
+    end = socket.socket(fileno=int(descriptor))
     end.set_inheritable(False)
     end.settimeout(SEND_SECONDS)
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    for number in (signal.SIGCHLD, *FOR_THE_RUN):
+    for number in FOR_THE_RUN:
         signal.signal(number, lambda *ignored: None)  # not SIG_IGN, which programs that are started here would inherit
     unblock()
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     try:
-        made, _ = made_here(same_machine=True)
+        made = made_here()
     except BaseException as error:
         _tell(end, "failed", explained(error))
         os._exit(1)
     gc.collect()
     gc.freeze()  # a fork that collects garbage would write to all objects, and have a copy of their pages
     _tell(end, "ready")
-    running: dict[int, int] = {}
-    try:
-        while True:
-            readable, _, _ = select.select([control, woken], [], [], BEAT_SECONDS)
-            _tell(end, "beat")
-            if woken in readable:
-                os.read(woken, 1 << 12)
-            _bury(end, running)
-            if control in readable:
-                message, descriptors, _, _ = socket.recv_fds(end, _LONGEST_MESSAGE, 1)
-                if not message:
-                    break
-                process, _, gpus = message.decode().partition(" ")
-                running[_fork(made, descriptors[0], end, gpus)] = int(process)
-                os.close(descriptors[0])
-    finally:
-        for child in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)
-
-
-def _bury(end: socket.socket, running: dict[int, int]) -> None:
-    """Tell the fleet of the processes that have ended, and how."""
-    while running:
-        child, status = os.waitpid(-1, os.WNOHANG)
-        if not child:
-            return
-        code = os.waitstatus_to_exitcode(status)
-        _tell(end, "ended", str(running.pop(child)), how_it_ended(code))
+    watched = selectors.PollSelector()
+    watched.register(end, selectors.EVENT_READ)
+    while True:
+        ready = [key for key, _ in watched.select(BEAT_SECONDS)]
+        _tell(end, "beat")
+        for key in ready:
+            if key.fileobj is not end:
+                child, process = key.data
+                os.close(watched.unregister(key.fileobj).fd)
+                _, status = os.waitpid(child, os.WNOHANG)
+                _tell(end, "ended", process, how_it_ended(os.waitstatus_to_exitcode(status)))
+                continue
+            message, descriptors, _, _ = socket.recv_fds(end, _LONGEST_MESSAGE, 1)
+            if not message:
+                shutil.rmtree(folder, ignore_errors=True)
+                os._exit(0)  # the kernel ends its processes with it
+            process, _, gpus = message.decode().partition(" ")
+            child = _fork(made, descriptors[0], end, gpus)
+            watched.register(os.pidfd_open(child), selectors.EVENT_READ, (child, process))
+            os.close(descriptors[0])
 
 
 def _tell(end: socket.socket, *words: str) -> None:
@@ -200,8 +165,6 @@ def _fork(made: Any, descriptor: int, control: socket.socket, gpus: str) -> int:
     if child:
         return child
     try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         end_with(nursery)
         control.close()
         if gpus:

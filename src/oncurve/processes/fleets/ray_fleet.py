@@ -22,19 +22,15 @@ from typing import Any
 
 import cloudpickle
 
-from oncurve.base.errors import TrainingError
 from oncurve.base.output import urgent
 from oncurve.parallel import LostRankError, NetworkMeeting, serve_meetings
 from oncurve.processes.fleets.channel import Frames, framed
 from oncurve.processes.fleets.devices import Gpus
-from oncurve.processes.fleets.fleet import Fleet
+from oncurve.processes.fleets.fleet import Fleet, Message
 from oncurve.processes.fleets.keeper import cause_of, keeper_class
-from oncurve.processes.fleets.ray_session import SESSION, Head
+from oncurve.processes.fleets.ray_session import SESSION
 from oncurve.processes.fleets.recipe import recipe_of
 from oncurve.processes.shared import StoredBytes
-
-HEAD_SECONDS = 20.0
-"""Without the first machine of a Ray cluster for so long, the run ends."""
 
 ROOM_SECONDS = 30.0
 """A place for which Ray has found no machine after so long is not waited for; it is used when there is one."""
@@ -44,8 +40,6 @@ _END_SECONDS = 5.0
 _ENVIRONMENT = ("ONCURVE_", "ATEN_", "MKL_", "DNNL_", "ONEDNN_", "TORCH_")
 """Variables with these beginnings decide about bits or speed: a process has the driver's."""
 
-Message = tuple[int, tuple[Any, ...]]
-
 
 class RayFleet(Fleet):
     """`places` processes on the machines of a Ray cluster, each with the object that `make()` returns there.
@@ -54,7 +48,6 @@ class RayFleet(Fleet):
     silence_seconds  a process that says nothing for so long is killed and replaced
     address          `host:port` of a running Ray, of which this machine is a node; "": a Ray of this run, here
     threads          of a process: as many processors are asked for, of a running Ray
-    mixed            whether processes may have other versions of torch than this one, or other kernels
     gpus             those of this machine, of which this process computes on the first; None: on processors
     each             GPUs of each process
 
@@ -63,18 +56,8 @@ class RayFleet(Fleet):
     Raises ConfigError: Ray is not installed, or does not answer at `address`.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        places: int,
-        silence_seconds: float = 20.0,
-        address: str = "",
-        threads: int = 1,
-        mixed: bool = False,
-        gpus: Gpus | None = None,
-        each: int = 0,
-    ) -> None:
-        super().__init__(_RaySpawner(make, address, threads, mixed, gpus, each), places, silence_seconds)
+    def __init__(self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0, **settings: Any) -> None:
+        super().__init__(_RaySpawner(make, **settings), places, silence_seconds)
 
 
 @dataclass
@@ -83,7 +66,6 @@ class _Keeper:
 
     found      whether the keeper is there
     killed_at  when it was killed
-    untaken    numbers of calls that are not answered, and the tokens of stored bytes that they have
     """
 
     keeper: Any
@@ -92,11 +74,6 @@ class _Keeper:
     found: bool = False
     up: bool = False
     killed_at: float | None = None
-    untaken: list[tuple[int, bytes]] = field(default_factory=list)
-
-    def answered(self, call: int) -> None:
-        """Note that calls are done in order: what this one had, and those before it, is taken."""
-        self.untaken = [each for each in self.untaken if each[0] > call]
 
 
 class _RaySpawner:
@@ -105,37 +82,31 @@ class _RaySpawner:
     quarantined = False
 
     def __init__(
-        self, make: Callable[[], Any], address: str, threads: int, mixed: bool, gpus: Gpus | None, each: int
+        self, make: Callable[[], Any], address: str = "", threads: int = 1, gpus: Gpus | None = None, each: int = 0
     ) -> None:
         gpu = gpus.names[0] if gpus is not None and gpus.device == "cuda" and each else ""
-        recipe = cloudpickle.dumps(recipe_of(make, mixed, gpu))
+        recipe = cloudpickle.dumps(recipe_of(make, gpu))
         ray = SESSION.use(address, len(recipe))
-        self._ray, self._own, self._head = ray, not address, Head(address)
+        self._ray, self._own = ray, not address
         self._processes: dict[int, _Keeper] = {}
         self._inbox: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._meetings = 0
         self._unmade: str | None = None
-        self.gone: TrainingError | None = None
-        self._remarks: set[str] = set()
         self._server: Any = None
         self._any_up = self._said_full = False
         self._now = 0.0
         environment = {key: value for key, value in os.environ.items() if key.startswith(_ENVIRONMENT)}
-        try:
-            if gpus is not None:
-                SESSION.keep_gpu(gpus.entries[0])
-            stored = ray.put(recipe)
-            actor = ray.remote(
-                num_cpus=0 if self._own else threads,
-                num_gpus=0 if gpus is None else each,
-                max_restarts=0,
-                max_task_retries=0,
-                scheduling_strategy="SPREAD",
-                concurrency_groups={"listening": 1},
-            )(keeper_class())
-        except BaseException:
-            SESSION.leave()
-            raise
+        if gpus is not None:
+            SESSION.keep_gpu(gpus.entries[0])
+        stored = ray.put(recipe)
+        actor = ray.remote(
+            num_cpus=0 if self._own else threads,
+            num_gpus=0 if gpus is None else each,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+            concurrency_groups={"listening": 1},
+        )(keeper_class())
         self._hire = functools.partial(actor.remote, _TARGET, str(Path(__file__).parents[3]), stored, environment)
 
     @property
@@ -170,17 +141,13 @@ class _RaySpawner:
 
         self._watch(process, hire)
 
-    def send(self, process: int, number: int, arguments: tuple[Any, ...], data: bytes) -> None:
+    def send(self, process: int, arguments: tuple[Any, ...], data: bytes) -> None:
         """Send a call to the keeper."""
         found = self._processes.get(process)
         if found is None or found.killed_at is not None:
             return
         stored = next((argument for argument in arguments if isinstance(argument, StoredBytes)), None)
-        more: tuple[Any, ...] = ()
-        if stored is not None:
-            token = stored.token.encode()
-            more = (token, tuple(each for _, each in found.untaken), *stored.references)
-            found.untaken.append((number, token))
+        more = () if stored is None else (stored.token.encode(), *stored.references)
         self._watch(process, lambda: found.keeper.send.remote(framed(data), *more))
 
     def kill(self, process: int) -> None:
@@ -190,18 +157,12 @@ class _RaySpawner:
             self._discharge(kept)
 
     def wait(self, seconds: float) -> list[tuple[int, Any]]:
-        """Wait for answers of keepers; look whether Ray's first machine is there."""
+        """Wait for answers of keepers."""
         arrived = []
         with contextlib.suppress(Empty):
             arrived.append(self._inbox.get(timeout=seconds))
             while True:
                 arrived.append(self._inbox.get_nowait())
-        if self.gone is None and self._head.silence() > HEAD_SECONDS:
-            self.gone = TrainingError(
-                f"the Ray cluster at {self._head.address} has ended: its first machine has not answered for "
-                f"{HEAD_SECONDS:g} seconds. The run goes on with `oncurve resume` and its folder, with the "
-                "cluster.address of another Ray, or with cluster.kind=host"
-            )
         return arrived
 
     def news(self, ready: list[tuple[int, Any]], now: float) -> Iterator[Message]:
@@ -247,7 +208,6 @@ class _RaySpawner:
             self._discharge(kept)
         self._processes.clear()
         self._server = None
-        SESSION.leave()
 
     def _heard(self, number: int, kept: _Keeper, future: Any) -> Iterator[Message]:
         """Return a keeper has answered, with bytes or with an error."""
@@ -266,20 +226,11 @@ class _RaySpawner:
             elif kept.killed_at is None:
                 if message[0] == "up":
                     kept.up = self._any_up = True
-                    self._remark(message[2])
-                if message[0] in ("replied", "failed"):
-                    kept.answered(message[1])
                 yield number, message
         if how is not None:
             yield self._ended(number, kept, how)
         else:
             self._watch(number, lambda: kept.keeper.listen.options(concurrency_group="listening").remote())
-
-    def _remark(self, remark: str) -> None:
-        """Say once what a machine has in other versions."""
-        if remark and remark not in self._remarks:
-            self._remarks.add(remark)
-            urgent(f"oncurve: {remark}: cluster.mixed accepts its completions, whose log-probs may differ")
 
     def _ended(self, number: int, kept: _Keeper, cause: str) -> Message:
         self._discharge(kept)

@@ -2,8 +2,8 @@
 oncurve imports no Ray.
 
 Without an address a Ray of this process is started: without a dashboard, without usage reports, and open only with the
-token that its processes inherit. It ends with this process, however that ends, and other fleets use it until then: Ray
-forks its processes, and in one that has had a Ray before, with its threads, a fork may wait for ever.
+token that its processes inherit. It ends with this process, however that ends. A process uses one Ray: Ray forks its
+processes, and in one that has had a Ray before, with its threads, a fork may wait for ever.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 
 from oncurve.base.errors import ConfigError
 from oncurve.base.output import urgent
+from oncurve.processes.causes import in_a_line
 from oncurve.processes.fleets.devices import VISIBLE
+from oncurve.processes.spawn import environment_of
 
 TAKE_SECONDS = 60.0
 """In which a GPU that is free is found among those of this machine."""
 
 _PROBE_SECONDS = 10.0
-_ASK_SECONDS = 2.0
 _START_SECONDS = 100.0
 _CONNECT_SECONDS = 180.0
 _SHUTDOWN_SECONDS = 30.0
@@ -38,71 +39,48 @@ _TURN_SECONDS = 60.0
 _OBJECT_STORE_BYTES = 512 * 2**20
 
 
-_PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "86400"}
-"""Ray itself would end this process a minute after the first machine, without a word of the run."""
-
-
 class _Session:
-    """The process's connection to Ray, shared by its fleets: made with the first. To a Ray at an address it ends with
-    the last."""
+    """The process's connection to Ray, shared by its fleets: made with the first, and kept until the process ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._users = self._room = 0
-        self._own = False
         self._held: _RayThread | None = None
+        self._address: str | None = None
         self._token = ""
         self._ray: Any = None
-        self._held_gpus: dict[str, Any] = {}
+        self._gpus = dict[str, Any]()
 
     def use(self, address: str, nbytes: int) -> Any:
-        """Return the module `ray`, connected. `nbytes`: of the largest object. Raises ConfigError."""
+        """Return the module `ray`, connected. `nbytes`: of the largest object of a Ray that is started here. Raises
+        ConfigError."""
         with self._lock:
-            if self._users == 0:
-                if address and self._token:
-                    raise ConfigError(
-                        "cluster.address: this process has started a Ray of its own before, whose token Ray keeps, so "
-                        f"the one at {address} cannot answer it; use it from a new process, or leave the address out"
-                    )
-                if address:
-                    check_address(address)
-                if address or nbytes > self._room:
-                    self._end()
-                with _environment(_PATIENCE if address else self._of_own_ray()):
-                    self._ray = _imported()
-                    if not self._ray.is_initialized():  # the program may have a Ray of its own
-                        self._connect(address, nbytes)
-            self._users += 1
+            if self._address not in (None, address):
+                raise ConfigError(
+                    f"cluster.address: this process uses {self._address or 'a Ray of its own'} already; "
+                    "use another one from a new process"
+                )
+            with environment_of({} if address else self._of_own_ray()):
+                import ray
+
+                self._ray = ray
+                if not self._ray.is_initialized():  # the program may have a Ray of its own
+                    self._connect(address, nbytes)
+            self._address = address
             return self._ray
 
     def keep_gpu(self, entry: str) -> None:
-        """Have Ray give this process's GPU to no other as long as there are fleets. Raises ConfigError (`take_gpu`)."""
+        """Have Ray give this process's GPU to no other until the process ends. Raises ConfigError (`take_gpu`)."""
         with self._lock:
-            if entry not in self._held_gpus:
-                self._held_gpus[entry] = take_gpu(self._ray, entry)
-
-    def leave(self) -> None:
-        """One fleet fewer."""
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                for holder in self._held_gpus.values():
-                    with contextlib.suppress(Exception):  # it has ended, or Ray has
-                        self._ray.kill(holder, no_restart=True)
-                self._held_gpus.clear()
-            if self._users == 0 and not self._own:
-                self._end()
+            if entry not in self._gpus:
+                self._gpus[entry] = take_gpu(self._ray, entry)
 
     def end(self) -> None:
-        """End a Ray of this process that no fleet uses. Twice is allowed."""
+        """End a Ray of this process, or the connection to one."""
         with self._lock:
-            if self._users == 0:
-                self._end()
-
-    def _end(self) -> None:
-        if self._held is not None:
-            self._held.leave()
-        self._held, self._own, self._room = None, False, 0
+            if self._held is not None:
+                self._held.leave()
+            self._held = self._address = None
+            self._gpus.clear()
 
     def _of_own_ray(self) -> dict[str, str]:
         """Return the variables under which Ray is imported and started here: its library reads them when it is
@@ -133,8 +111,7 @@ class _Session:
             self._held = _RayThread(start, self._ray.shutdown)
         except Exception as error:
             what = f"Ray at {address} cannot be used" if address else "Ray cannot be started on this machine"
-            raise ConfigError(f"cluster.address: {what}: {_first_line(error)}") from error
-        self._own, self._room = not address, max(room // 2, nbytes)
+            raise ConfigError(f"cluster.address: {what}: {in_a_line(error)}") from error
         with contextlib.suppress(ImportError, AttributeError):
             from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
@@ -145,47 +122,16 @@ SESSION = _Session()
 """The session of this process."""
 
 
-def _imported() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError(missing()) from error
-    return ray
-
-
 def missing() -> str:
     """Return the message where Ray is not installed."""
     return "cluster.kind: \"ray\" needs Ray; install it with: pip install 'oncurve[cluster]'"
 
 
-class Head:
-    """The first machine of the Ray cluster at `address`: without it no process of the cluster can be reached for long.
-    Of a Ray of this process (""), which ends with it, nothing is asked."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._asked = self._answered = time.monotonic()
-
-    def silence(self) -> float:
-        """Return seconds for which it has not answered; it is asked every few seconds."""
-        now = time.monotonic()
-        if self.address and now - self._asked > _ASK_SECONDS:
-            self._asked = now
-            with contextlib.suppress(OSError):
-                _connect(self.address, _ASK_SECONDS)
-                self._answered = time.monotonic()
-        return self._asked - self._answered
-
-
-def _connect(address: str, seconds: float) -> None:
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), seconds).close()
-
-
 def check_address(address: str) -> None:
     """Raises ConfigError: nothing listens at `address`."""
+    host, _, port = address.rpartition(":")
     try:
-        _connect(address, _PROBE_SECONDS)
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS).close()
     except OSError as error:
         raise ConfigError(
             f"cluster.address: no Ray answers at {address}: {error}; start one there (`ray start --head`), correct the "
@@ -225,25 +171,6 @@ class _RayThread:
         self._stopped.wait(_SHUTDOWN_SECONDS)
 
 
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Within: these variables are set; the processes that are started meanwhile keep them."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
-
-
 def take_gpu(ray: Any, entry: str, seconds: float = TAKE_SECONDS) -> Any:
     """Return an actor that has the GPU which CUDA_VISIBLE_DEVICES of this process calls `entry`; `ray.kill` frees it.
 
@@ -255,13 +182,19 @@ def take_gpu(ray: Any, entry: str, seconds: float = TAKE_SECONDS) -> Any:
     """
     strategies = ray.util.scheduling_strategies
     here = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    holder = ray.remote(num_cpus=0, num_gpus=1, max_restarts=0, scheduling_strategy=here)(_holder_class())
+
+    class Holder:  # here, so that Ray sends it by value: its process imports nothing of oncurve
+        def card(self, variable: str) -> str:
+
+            return os.environ.get(variable, "")
+
+    holder = ray.remote(num_cpus=0, num_gpus=1, max_restarts=0, scheduling_strategy=here)(Holder)
     others, found, until = [], None, time.monotonic() + seconds
     try:
         while found is None:
-            taken = holder.remote(VISIBLE)
+            taken = holder.remote()
             others.append(taken)
-            if ray.get(taken.card.remote(), timeout=max(0.1, until - time.monotonic())) == entry:
+            if ray.get(taken.card.remote(VISIBLE), timeout=max(0.1, until - time.monotonic())) == entry:
                 found = others.pop()
     except ray.exceptions.RayError as error:
         raise ConfigError(
@@ -274,20 +207,3 @@ def take_gpu(ray: Any, entry: str, seconds: float = TAKE_SECONDS) -> Any:
             with contextlib.suppress(Exception):  # it has ended
                 ray.kill(other, no_restart=True)
     return found
-
-
-def _holder_class() -> type:
-    """Defined here so that Ray sends it by value: its process imports nothing of oncurve."""
-
-    class Holder:
-        """Has a GPU and leaves it alone."""
-
-        def __init__(self, variable: str) -> None:
-            self.variable = variable
-
-        def card(self) -> str:
-            import os
-
-            return os.environ.get(self.variable, "")
-
-    return Holder

@@ -6,6 +6,7 @@ Another machine may have none of this one's files but the packages.
 from __future__ import annotations
 
 import importlib.util
+import os
 import socket
 import sys
 import tempfile
@@ -22,47 +23,39 @@ from oncurve.base.imports import import_file, imported_files
 from oncurve.processes.fleets.channel import pickled
 
 
-def recipe_of(make: Callable[[], Any], mixed: bool = False, gpu: str = "") -> dict[str, Any]:
+def recipe_of(make: Callable[[], Any], gpu: str = "") -> dict[str, Any]:
     """Return what a process needs to call `make`, which is pickled at once.
 
-    mixed   whether it may have other versions than this process
     gpu     the model of its GPU, as this process has it; "": it has none, or leaves it alone
     """
     files = [(name, file, Path(file).read_text()) for name, file in _imported()]
     path = [str(Path(entry).absolute()) for entry in sys.path]
     versions = _versions() | ({"GPU": gpu} if gpu else {})
-    return {"path": path, "files": files, "versions": versions, "mixed": mixed, "make": pickled(make)}
+    return {"path": path, "files": files, "versions": versions, "make": pickled(make)}
 
 
-def made_here(same_machine: bool = False) -> tuple[Any, str]:
-    """Return the object of the recipe on standard input, and what this machine has in other versions than the run.
-
-    Raises ConfigError: it has others, and the recipe does not allow that.
-    """
+def made_here() -> Any:
+    """Return the object of the recipe on standard input. Raises ConfigError: this machine has other versions."""
     torch.set_num_threads(1)  # threads do not survive a fork
     recipe = cloudpickle.load(sys.stdin.buffer)
-    if same_machine:
-        sys.path[:] = recipe["path"]
-    else:
-        sys.path += [entry for entry in recipe["path"] if entry not in sys.path and Path(entry).exists()]
+    sys.path[:] = dict.fromkeys([*filter(os.path.exists, recipe["path"]), *sys.path])
     here = _versions() | ({"GPU": _gpu()} if "GPU" in recipe["versions"] else {})
     other = ", ".join(
         f"{name} {here[name]}, and the run has {expected}"
         for name, expected in recipe["versions"].items()
         if here[name] != expected
     )
-    other = f"{socket.gethostname()} has {other}" if other else ""
-    if other and not recipe["mixed"]:
+    if other:
         raise ConfigError(
-            f"{other}: their bits may differ; use the same version there, or, for kernels, the same "
-            "ATEN_CPU_CAPABILITY for the run; for workers alone cluster.mixed=true accepts it, and is not exact"
+            f"{socket.gethostname()} has {other}: their bits may differ; use the same version there, or, for kernels, "
+            "the same ATEN_CPU_CAPABILITY for the run"
         )
     for name, file, source in recipe["files"]:
         if Path(file).is_file():
             import_file(file)
         else:
             _import_source(name, file, source)
-    return cloudpickle.loads(recipe["make"])(), other
+    return cloudpickle.loads(recipe["make"])()
 
 
 def _imported() -> list[tuple[str, str]]:

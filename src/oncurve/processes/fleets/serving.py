@@ -34,22 +34,21 @@ def main(descriptor: str, keeper: str) -> NoReturn:
     end = socket.socket(fileno=int(descriptor))
     end.set_inheritable(False)
     try:
-        made, other = made_here()
+        made = made_here()
     except BaseException as error:
         Channel(end, SEND_SECONDS).send(("unmade", explained(error)))
         os._exit(1)
-    serve(made, end, other)
+    serve(made, end)
 
 
-def serve(made: Any, end: socket.socket, remark: str = "") -> NoReturn:
-    """Do the calls that come on the socket, in order, until it is closed. `made.begin()` is called first; the `remark`
-    is sent with the message that this process is up."""
+def serve(made: Any, end: socket.socket) -> NoReturn:
+    """Do the calls that come on the socket, in order, until it is closed. `made.begin()` is called first."""
     channel = Channel(end, SEND_SECONDS)
     calls: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_beat, args=(channel,), daemon=True).start()
     threading.Thread(target=_listen, args=(channel, calls), daemon=True).start()
     made.begin()
-    channel.send(("up", os.getpid(), remark))
+    channel.send(("up", os.getpid()))
     while True:
         try:
             number, method, arguments = calls.get(timeout=_TURN_SECONDS)

@@ -20,25 +20,22 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
 from oncurve.processes.causes import kind_of_fault, last_words
-from oncurve.processes.spawn import adopt_orphans, end_with, unblock
+from oncurve.processes.spawn import END, WATCHED, adopt_orphans, end_with, exit_as, supervise, unblock
 
 LARGEST_REPLY_BYTES = 16 << 20  # a reply is a few numbers; a larger one is a mistake that would fill memory
-END = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGTERM
-"""The signal at which a supervisor ends the worker, its processes and itself; user code does not use it."""
 
 
 def serve(*numbers: str) -> NoReturn:
     """Answer the requests on one descriptor on another; `numbers` are these two, and the parent's process id."""
     request, reply, parent = map(int, numbers)
     _settle_in(request, reply)
-    watched: set[int] = {signal.SIGCHLD, END}
-    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     adopt_orphans()
     end_with(parent, END)
     supervisor = os.getpid()
@@ -46,44 +43,12 @@ def serve(*numbers: str) -> NoReturn:
     if worker:
         os.close(request)
         os.close(reply)
-        _supervise(worker, watched)
+        exit_as(supervise(worker))
     end_with(supervisor)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory, the kernel takes the worker, not the run
     _work(request, reply)
-
-
-def _supervise(worker: int, watched: set[int]) -> NoReturn:
-    """Wait for the worker's end, or for the signal `END`; then end its processes, and exit as the worker did."""
-    status, ordered = None, False
-    while status is None and not ordered:
-        ordered = signal.sigwait(watched) == END
-        with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                status = ended[1] if ended[0] == worker else status
-    with contextlib.suppress(ChildProcessError):
-        while True:  # the children of an ended child become ours
-            for child in _children():
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(child, signal.SIGKILL)
-            os.waitpid(-1, 0)
-    if status is not None and os.WIFSIGNALED(status):
-        with contextlib.suppress(OSError):
-            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.kill(os.getpid(), os.WTERMSIG(status))
-    os._exit(0 if status is None else os.waitstatus_to_exitcode(status))
-
-
-def _children() -> Iterator[int]:
-    """Return the processes whose parent this one is."""
-    own = str(os.getpid())
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            stat = Path("/proc", process, "stat").read_text(errors="replace")
-            if stat.rpartition(")")[2].split()[1] == own:  # the name before it may contain anything
-                yield int(process)
 
 
 def _work(request: int, reply: int) -> NoReturn:

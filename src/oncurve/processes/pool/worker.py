@@ -20,8 +20,7 @@ from typing import Any
 
 from oncurve.base.closing import reap
 from oncurve.base.output import worker_stderr
-from oncurve.processes.pool.serve import END
-from oncurve.processes.spawn import start_python
+from oncurve.processes.spawn import END, start_python
 
 _PATIENCE_SECONDS = 1.0  # for the supervisor of a worker whose channel has closed: its exit status is the worker's
 _SLOWEST_END_SECONDS = 5.0

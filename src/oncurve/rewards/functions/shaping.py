@@ -72,40 +72,6 @@ class Overlong(Shaping):
         return max(-1.0, min(0.0, (self.max_length - self.buffer - length) / self.buffer))
 
 
-class LengthCap(Shaping):
-    """0 up to `max_length` tokens, and `penalty` for every completion that is longer.
-
-    All tokens of a completion count, its ending token included. The step has no slope: near the cap `overlong`, whose
-    punishment grows within a buffer, tells the policy more. It is never the verifier. Example: with `max_length = 100`
-    a completion of 100 tokens has 0, of 101 tokens -1.
-    """
-
-    default: ClassVar[str | None] = "length_cap"
-
-    max_length: int = Field(gt=0, le=10**7)
-    """The largest number of tokens without a punishment."""
-
-    penalty: float = Field(default=-1.0, lt=0)
-    """The value of a longer completion."""
-
-    def for_lengths(self, longest: int) -> LengthCap:
-        """Return this reward. Raises ConfigError: no completion can be longer than `max_length`."""
-        if self.max_length >= longest:
-            raise ConfigError(
-                f"max_length: nothing is punished: completions have at most {longest} tokens (rollout.max_new_tokens); "
-                f"set it below {longest}"
-            )
-        return self
-
-    def value(self, item: Mapping[str, Any]) -> float:
-        """Return the value of an item's tokens."""
-        return self(len(item["completion_ids"]))
-
-    def __call__(self, length: int) -> float:
-        """Return the punishment of a completion of `length` tokens: 0 or `penalty`."""
-        return self.penalty if length > self.max_length else 0.0
-
-
 class Repetition(Shaping):
     """0 where no n-gram of a completion's tokens occurs twice, falling to `max_penalty` where all are the same.
 

@@ -13,7 +13,7 @@ from oncurve import durable
 from oncurve.base.errors import ConfigError, RunDirectoryError, command
 from oncurve.base.output import urgent
 from oncurve.base.paths import usable_path
-from oncurve.cluster import NoCluster
+from oncurve.cluster import Cluster
 from oncurve.config import RunConfig, check_columns, check_complete, try_rewards
 from oncurve.data import Prompts, load_eval_rows, load_rows
 from oncurve.evaluate import Evaluation
@@ -179,7 +179,7 @@ def prompts_from(run: Run, rows: Any) -> Prompts:
 
 def _unfinished(folder: Path, config: RunConfig, base: Path, n: int, data: str | None) -> TargetEvaluation:
     """Return the evaluation of the newest checkpoint of a run that has not ended."""
-    with assemble(config.model_copy(update={"cluster": NoCluster()}), base, resumed=True) as run:  # nothing is trained
+    with assemble(config.model_copy(update={"cluster": Cluster()}), base, resumed=True) as run:  # nothing is trained
         found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:
             raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; {command('resume', folder)}")

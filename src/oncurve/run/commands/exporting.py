@@ -1,11 +1,7 @@
-"""`oncurve export`: the policy of any checkpoint in Hugging Face form, or the rollouts as logs of Inspect.
-
-Both may be written while the run goes on.
-"""
+"""`oncurve export`: the policy of any checkpoint in Hugging Face form, also while the run goes on."""
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import tomllib
 from contextlib import closing
@@ -17,12 +13,11 @@ from oncurve import durable
 from oncurve.base.errors import CheckpointError, ConfigError, RunDirectoryError, command
 from oncurve.base.imports import only_looking
 from oncurve.base.paths import usable_path
-from oncurve.config import IN_MEMORY, MADE_HERE, RunConfig, load_config, measured, unsigned
+from oncurve.config import IN_MEMORY, MADE_HERE, RunConfig, load_config, unsigned
 from oncurve.machine.threads import prepare_process
 from oncurve.models.loading import ADAPTER, offline
-from oncurve.report import RunRecord, inspect_file, inspect_log, read_run, steps_in_words
 from oncurve.run.assembly import build_learner
-from oncurve.run.directory.folder import CONFIG, IDENTITY, RunDirectory
+from oncurve.run.directory.folder import CONFIG, RunDirectory
 from oncurve.trainer import Checkpoints, FoundCheckpoint
 
 ATTEMPTS = 3
@@ -88,73 +83,6 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
     raise AssertionError
 
 
-@dataclass(frozen=True)
-class ExportedLogs:
-    """The place of the written logs of Inspect, one of each of these steps."""
-
-    path: Path
-    steps: tuple[int, ...]
-
-    def text(self) -> str:
-        """Return what was written, and how to look at it."""
-        count = f"the rollouts of step {self.steps[0]}"
-        if len(self.steps) > 1:
-            count = f"the rollouts of {len(self.steps)} steps, from {self.steps[0]} to {self.steps[-1]}"
-        return f"{self.path}   {count}, as logs of Inspect: inspect view --log-dir {shlex.quote(str(self.path))}"
-
-
-def export_logs(directory: Path, step: str | None = None, out: Path | None = None) -> ExportedLogs:
-    """Write the rollouts of the run in `directory` to the folder `out` as eval logs of Inspect, one of each step.
-
-    The run may be going on: nothing of it is locked or changed.
-
-    step   a number; None: all steps whose rollouts are kept
-    out    None: `export/inspect` in the directory of the run, or `export/inspect-000040` of one step
-
-    Raises RunDirectoryError: no run, no rollouts (of this step), or `out` exists. ConfigError: `step` is no number.
-    StorageError: the disk refuses.
-    """
-    RunDirectory.check_run(directory)
-    record = read_run(directory)
-    steps = _kept(record, step)
-    target = _free(directory, out, "inspect" if step is None else f"inspect-{steps[0]:06d}")
-    run_id, written = _run_id(directory), list[int]()
-    with durable.new_directory(target) as folder:
-        for number in steps:
-            try:
-                name, content = inspect_file(inspect_log(record, number, run_id))
-            except FileNotFoundError:  # a run that goes on keeps the rollouts of some steps only: this one is no more
-                continue
-            (folder / name).write_bytes(content)
-            written.append(number)
-        if not written:
-            raise RunDirectoryError(f"{directory} has removed these rollouts in the meantime; export again")
-    return ExportedLogs(target, tuple(written))
-
-
-def _run_id(directory: Path) -> str:
-    """Return the run's id; its path where the file that has it is missing or damaged."""
-    try:
-        found = durable.read_json(directory / IDENTITY)
-    except (OSError, CheckpointError):
-        found = None
-    return str(found["id"]) if isinstance(found, dict) and "id" in found else str(directory.resolve())
-
-
-def _kept(record: RunRecord, step: str | None) -> tuple[int, ...]:
-    """Return the steps that `step` means, of those whose rollouts are kept."""
-    if step is not None and not step.isdecimal():
-        raise ConfigError(f"--step: expected the number of a step, got {step!r}")
-    if not record.steps:
-        raise RunDirectoryError(f"{record.directory} has no rollouts; a run writes those of every step into rollouts/")
-    if step is None:
-        return record.steps
-    if int(step) not in record.steps:
-        known = f"there are those of: {steps_in_words(record.steps)}"
-        raise RunDirectoryError(f"there are no rollouts of step {int(step)} in {record.directory}; {known}")
-    return (int(step),)
-
-
 def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path, config: RunConfig) -> FoundCheckpoint:
     """Return the checkpoint that `step` means."""
     if step is not None and step != "best" and not step.isdecimal():
@@ -166,37 +94,18 @@ def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path, config:
         raise RunDirectoryError(
             f"{directory} has no checkpoint yet; a signal makes one after the running step: kill -USR1 PID"
         )
+    about, metric = found.record["trainer"], config.checkpoint.best
     if step != "best":
         return found
-    best = int(found.record["trainer"].get("best_step", 0))
-    if not best:
-        raise RunDirectoryError(f"{directory} has no best checkpoint: {_why_none(directory, found, config)}")
-    return checkpoints.at(best)
-
-
-def _why_none(directory: Path, found: FoundCheckpoint, config: RunConfig) -> str:
-    """Return why a run has no best checkpoint, and what can be exported in its place."""
-    metric, value = config.checkpoint.best, found.record["trainer"].get("best")
-    newest = int(found.record["trainer"]["step"])
-    if metric is not None and value is not None:
-        last = command("export", directory)
-        return f"no step was better than the start ({metric} {value:.4g} before training). The newest: {last}"
-    if metric is not None:
-        return f"{metric} has not been evaluated yet; the newest checkpoint is of step {newest}: " + command(
-            "export", directory
-        )
-    there = [number for number, _ in durable.numbered(directory / "checkpoints")]
-    lines = durable.read_log(directory / "metrics.jsonl", damaged=True)
-    values = {int(line["step"]): line for line in lines if line.get("step") in there}
-    for name in measured(config):
-        known = {step: float(line[name]) for step, line in values.items() if name in line}
-        if len(set(known.values())) > 1:
-            step = max(known, key=lambda number: known[number])
-            told = f"of its checkpoints that of step {step} has the highest {name} ({known[step]:.4g}): "
-            return "checkpoint.best is not set; " + told + command("export", directory, "--step", step)
-    steps = ", ".join(map(str, there))
-    return f"checkpoint.best is not set; there are checkpoints of the steps {steps}: " + command(
-        "export", directory, "--step", newest
+    if about.get("best_step"):
+        return checkpoints.at(int(about["best_step"]))
+    why = "checkpoint.best is not set" if metric is None else f"{metric} has not been evaluated yet"
+    if metric is not None and about.get("best") is not None:
+        why = f"no step was better than the start ({metric} {about['best']:.4g} before training)"
+    there = ", ".join(str(number) for number, _ in durable.numbered(directory / "checkpoints"))
+    newest = command("export", directory, "--step", about["step"])
+    raise RunDirectoryError(
+        f"{directory} has no best checkpoint: {why}; there are checkpoints of the steps {there}: {newest}"
     )
 
 

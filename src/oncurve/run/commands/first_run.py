@@ -54,24 +54,18 @@ def command_config(
     if is_model and data is None and not rewards:
         example = command(*of.split(), target, "--data", "train.jsonl", "--reward", "math")
         raise ConfigError(f"{target} is no recipe; to take a model, name data and a reward, too, like: {example}")
-    arguments = [Argument("MODEL", "model.path", target)] if is_model else []
-    arguments += [*data_arguments(data), *reward_arguments(list(rewards) or None)]
-    chosen = list(presets) if len(presets) > 1 else presets[0] if presets else None
-    recipe = None if is_model else target
-    config, base = configured(recipe, chosen, arguments, overrides=overrides, word="--preset")
-    held_out = (
-        _held_out_by_default(config, base)
-        if data is not None and not any(word.startswith(("data.eval_", "eval.")) for word in overrides)
-        else []
+    found = _configured(target, is_model, overrides, data_arguments(data), rewards, presets)
+    if data is None or any(word.startswith(("data.eval_", "eval.")) for word in overrides):
+        return found
+    held_out = _held_out_by_default(found[0], found[1])
+    if not held_out:
+        return found
+    rows, every = (argument.value for argument in held_out)
+    complain(
+        f"by default {rows:.3g} of the rows is held out, and evaluated every {every} steps (data.eval_fraction, "
+        "eval.every); data.eval_fraction=0 trains on all rows"
     )
-    if held_out:
-        rows, every = (argument.value for argument in held_out)
-        complain(
-            f"by default {rows:.3g} of the rows is held out, and evaluated every {every} steps (data.eval_fraction, "
-            "eval.every); data.eval_fraction=0 trains on all rows"
-        )
-        config, base = configured(recipe, chosen, [*arguments, *held_out], overrides=overrides, word="--preset")
-    return config, base, recipe or "-".join(presets or ["grpo"])
+    return _configured(target, is_model, overrides, [*data_arguments(data), *held_out], rewards, presets)
 
 
 def sft_config(
@@ -87,13 +81,25 @@ def sft_config(
     """
     overrides, data = data_among(overrides, data)
     check_for_stage(word.partition("=")[0] for word in overrides)
-    is_model = _names_model(target)
-    arguments = [Argument("MODEL", "model.path", target)] if is_model else []
-    arguments += [] if data is None else [Argument("--data", "sft.data", data)]
-    arguments += reward_arguments(list(rewards) or None)
+    shown_by, is_model = [] if data is None else [Argument("--data", "sft.data", data)], _names_model(target)
+    config, base, _ = _configured(target, is_model, overrides, shown_by, rewards, presets)
+    return config.stage, base, "sft" if is_model else target
+
+
+def _configured(
+    target: str | None,
+    is_model: bool,
+    overrides: Sequence[str],
+    arguments: Sequence[Argument],
+    rewards: Sequence[str],
+    presets: Sequence[str],
+) -> tuple[RunConfig, Path, str]:
+    """Return configuration, folder and name. `arguments`: those of the data."""
+    model = [Argument("MODEL", "model.path", target)] if is_model else []
+    given = [*model, *arguments, *reward_arguments(list(rewards) or None)]
     recipe = None if is_model else target
-    config, base = configured(recipe, list(presets) or None, arguments, overrides=overrides, word="--preset")
-    return config.stage, base, f"{recipe or 'sft'}"
+    config, base = configured(recipe, list(presets) or None, given, overrides=overrides, word="--preset")
+    return config, base, recipe or "-".join(presets or ["grpo"])
 
 
 def data_among(words: Sequence[str], data: str | None) -> tuple[list[str], str | None]:

@@ -146,11 +146,10 @@ def check_rewards_of(
     file: Path | None = None,
     column: str = "completion",
     prompts: int = 4,
-    n: int | None = None,
 ) -> RewardCheck:
     """Score completions with the rewards of a configuration. `base` is where its relative paths start.
 
-    sample      sample them with the recipe's model, `n` for each prompt (None: `rollout.group_size`)
+    sample      sample them with the recipe's model, `rollout.group_size` for each prompt
     file        else: rows with completions, in place of the recipe's data
     column      else: the column with a completion, or with a list of them; `solutions.best` is a part of a table
     prompts     how many rows are taken, the first ones
@@ -171,7 +170,7 @@ def check_rewards_of(
         warnings = try_rewards(rewards, config.data, rows)
         give_own_model(rewards, config, Path("reward_model"))
         if given is None:
-            groups = _sampled(rows, config, rewards, n or config.rollout.group_size, base)
+            groups = _sampled(rows, config, rewards, base)
             source = f"sampled from {config.model.path} at temperature {config.rollout.temperature:g}"
         else:
             groups = _groups(rows, given, config, rewards)
@@ -227,17 +226,17 @@ def _prompt(rows: Rows, index: int, config: RunConfig, tokenizer: Any) -> Prompt
     return Prompt(rows.numbers[index], "", (), prompt_columns({**dict.fromkeys(names), **row}, config.data))
 
 
-def _sampled(rows: Rows, config: RunConfig, rewards: RewardSet, count: int, base: Path) -> list[Group]:
-    """Return groups of `count` completions that the recipe's model writes, as a run's first step would sample them."""
+def _sampled(rows: Rows, config: RunConfig, rewards: RewardSet, base: Path) -> list[Group]:
+    """Return groups that the recipe's model writes, as a run's first step would sample them."""
     loaded = config.model.build(lora=config.lora, seed=config.run.seed)
     prompts = opened(rows, config, loaded)
     fix_reach(loaded.model, config, prompts)
     rewards.locate = step_locator(loaded.tokenizer)
-    sampling = config.rollout.model_copy(update={"group_size": count})
     inner = build_engine(config, loaded)
     with closing(with_environment(config, inner, loaded, rewards, host_of(config, base))) as engine:
         engine.follow(LocalWeights(loaded.model, 0))
-        return sample_groups(engine, [prompts[index] for index in range(len(prompts))], 0, count, sampling)
+        asked, sampling = [prompts[index] for index in range(len(prompts))], config.rollout
+        return sample_groups(engine, asked, 0, sampling.group_size, sampling)
 
 
 def _table(rows: Rows, group: Group) -> tuple[str, str, tuple[Scored, ...]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.base.paths import usable_path
-from oncurve.cluster import NoCluster
+from oncurve.cluster import Cluster
 from oncurve.config import RunConfig, check_complete
 from oncurve.display import Screen, say
 from oncurve.durable import AppendLog
@@ -48,7 +48,7 @@ def label_samples(
     chosen = verifier or names[0]
     if chosen not in names:
         raise ConfigError(f"--verifier: there is no reward {chosen!r}; they are: {', '.join(names)}")
-    with assemble(config.model_copy(update={"cluster": NoCluster()}), base) as run:  # nothing is trained
+    with assemble(config.model_copy(update={"cluster": Cluster()}), base) as run:  # nothing is trained
         run.engine.follow(run.learner.weights())
         label = labeller(
             config, kind, chosen, continuations, LabellingInputs(run.engine, run.rewards, run.learner, run.loaded)

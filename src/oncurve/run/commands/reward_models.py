@@ -19,7 +19,6 @@ from oncurve.base.errors import CheckpointError, ConfigError, DataError, LostFil
 from oncurve.components import Component, kind_of, rules_of
 from oncurve.config import CheckpointSettings, Schema, Section, fixed, load, to_toml
 from oncurve.display import Screen, say
-from oncurve.evaluate import FirstWrong, score_first_wrong
 from oncurve.machine import contention
 from oncurve.machine.threads import prepare_process
 from oncurve.models import LoraSettings, module_device
@@ -39,7 +38,6 @@ from oncurve.reward_models import (
 from oncurve.run.directory.folder import RunDirectory, describe_environment, environment_changes
 from oncurve.run.directory.identity import defaults_of, identify, take_up
 from oncurve.run.directory.naming import free_directory
-from oncurve.types import LabelledSteps
 
 
 class RewardRunSettings(Component):
@@ -122,19 +120,7 @@ class _Prepared:
         """Held-out metrics by declared key."""
         if not self.held_out:
             return {}
-        found = {f"reward_model/heldout_{k}": v for k, v in self.learner.measure(self.held_out).items()}
-        first = self.first_wrong()
-        return found | ({} if first is None else {"reward_model/heldout_first_wrong": first.found.value})
-
-    def first_wrong(self) -> FirstWrong | None:
-        """Return the accuracy of finding the first wrong step; None without labelled steps."""
-        held = [example for example in self.held_out if isinstance(example, LabelledSteps)]
-        if not held:
-            return None
-        classifier = self.learner.classifier
-        read = [classifier.encode(example.prompt, example.completion, example.ends) for example in held]
-        trained = [example for example in self.train if isinstance(example, LabelledSteps)]
-        return score_first_wrong(trained, held, classifier.score(read))
+        return {f"reward_model/heldout_{key}": value for key, value in self.learner.measure(self.held_out).items()}
 
 
 def _prepare(config: RewardModelRecipe, base: Path) -> _Prepared:
@@ -256,9 +242,7 @@ def _finish(prepared: _Prepared, console: Console) -> str | None:
         say(console, "", _stopped_at(training, stopped))
         return stopped
     prepared.learner.export(folder / "model")
-    first = prepared.first_wrong()
-    said = ["", *([first.text()] if first is not None else []), _product(folder)]
-    say(console, *said)
+    say(console, "", _product(folder))
     return None
 
 
@@ -275,7 +259,6 @@ def _line(done: int, updates: int, line: dict[str, Any]) -> str:
         ("reward_model/accuracy", "right {:.1%}"),
         ("reward_model/heldout_loss", "held out: loss {:.3f}"),
         ("reward_model/heldout_accuracy", "right {:.1%}"),
-        ("reward_model/heldout_first_wrong", "first wrong step {:.1%}"),
     ):
         if key in line:
             parts.append(form.format(line[key]).replace("%", " %"))

@@ -50,9 +50,6 @@ FREE = (
     "cluster.rollout_workers",
     "cluster.rollout_gpus",
     "cluster.address",
-    "cluster.vllm_addresses",
-    "cluster.weights",
-    "cluster.weights_folder",
     "cluster.learner_ranks",
     "cluster.silence_seconds",
     "cluster.wait_seconds",
@@ -69,7 +66,7 @@ FREE = (
 """Settings that may change between a stop and a resume: how long, how often, how fast. `run.threads` is compared with
 the environment, like other properties of a machine."""
 
-SAME_NUMBERS: dict[str, tuple[Any, ...]] = {"cluster.kind": ("host", "ray"), "cluster.mixed": (False, None)}
+SAME_NUMBERS: dict[str, tuple[Any, ...]] = {"cluster.kind": ("host", "ray")}
 """Values of a setting that give the same numbers, so that one may become another."""
 
 SMALL_BYTES = 16 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import count
 from pathlib import Path
 
 from oncurve.base.paths import usable_path
@@ -31,12 +32,8 @@ def run_name(recipe: str | Path, config: RunConfig) -> str:
 def free_directory(name: str) -> Path:
     """Return the first of `runs/<name>`, `runs/<name>-2` and so on that does not exist."""
     usable_path(Path("runs") / name, "run.name")
-    number = 1
-    while True:
-        path = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        if not path.exists():
-            return path
-        number += 1
+    paths = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def _called(recipe: Path) -> str:

@@ -38,7 +38,6 @@ class _Collection:
     """The groups of one step, as they are asked for and as they come.
 
     begin   the state that it begins at, or the collection that it follows
-    after   the collection of the step that follows, once that is planned
     """
 
     collecting: Collecting
@@ -49,7 +48,6 @@ class _Collection:
     result: Collected | None = None
     error: BaseException | None = None
     over: threading.Event = field(default_factory=threading.Event)
-    after: _Collection | None = None
 
     def state(self) -> TrainerState:
         """Return the state that it begins at."""
@@ -83,7 +81,6 @@ class LaggedGroups(Groups):
         self._orders: queue.SimpleQueue[_Collection | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._using = threading.Lock()
-        self._current: _Collection | None = None
 
     def follow(self, weights: Weights, step: int) -> None:
         """Keep a copy of the weights after `step` steps, and forget those that no later step needs.
@@ -111,10 +108,6 @@ class LaggedGroups(Groups):
             self._planned.append(planned)
             if self.ahead:
                 self._orders.put(planned)
-            if before is not None:
-                before.after = planned
-                if self._current is before:
-                    self._prepare(before)
         began, now = time.perf_counter(), self._planned[0]
         if self.ahead:
             self._wait_for(now)
@@ -184,11 +177,6 @@ class LaggedGroups(Groups):
             self._versions[int(each["step"])] = kept
             self._stored[int(each["step"])] = each["tensors"]
 
-    def _prepare(self, now: _Collection) -> None:
-        """Have the weights of the step that follows sent during the rollout of this one."""
-        if now.after is not None and now.after.weights is not now.weights:
-            self.engine.prepare(now.after.weights)
-
     def _wait_for(self, collection: _Collection) -> None:
         if self._thread is None:
             self._thread = threading.Thread(
@@ -219,8 +207,6 @@ class LaggedGroups(Groups):
                 state = now.state()
                 if not collecting.given_up.is_set():
                     self.engine.follow(now.weights)
-                    self._current = now  # from here on either thread finds what follows
-                    self._prepare(now)
                     now.result = collecting.collect(state, now.metrics)
                     now.begin = state
         except BaseException as error:

@@ -26,9 +26,8 @@ class RolloutsSettings(Component):
     Metrics, resume and export do not depend on it."""
 
     tokens_every: Annotated[int, Field(ge=0)] = 10
-    """The numbers of each token, its log-prob before and after the updates and its entropy, are computed in step 1 and
-    in every so many steps, where their groups stay; 0: never. They are for `oncurve show` and change no bit of the
-    training."""
+    """Step 1 and every so many steps, if their groups stay, record each token's log-prob before and after the updates,
+    its entropy and KL; 0: none does. Costs two forward passes, and changes no bit of the training."""
 
     def measures(self, step: int) -> bool:
         """Return whether the tokens of `step` are measured: its groups stay when the next step ends, too."""

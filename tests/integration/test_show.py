@@ -1,0 +1,111 @@
+"""What a step does to its tokens, recorded while it trains and shown afterwards."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fakes.project import Said
+from oncurve.report import TOKENS, RolloutFiles, RolloutIndex, shown
+
+Command = Callable[..., Said]
+SETTINGS = (
+    "kl.coef=0.05",
+    "checkpoint.every=1",
+    "checkpoint.keep=9",
+    "rollout.temperature=0.8",
+    "rollouts.tokens_every=2",
+    "model.dtype=float32",
+)
+
+
+def logprobs_by_hand(folder: Path, prompt: list[int], ids: list[int]) -> torch.Tensor:
+    """Log-probs `(T, V)` at the tokens of a completion, at the temperature of sampling."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits.double() / 0.8, dim=-1)
+
+
+def test_numbers_of_tokens_are_those_of_the_checkpoints_before_and_after_the_step(command: Command) -> None:
+    assert command("train", "recipe.toml", *SETTINGS, "run.steps=3", "--out", "out").code == 0
+    for step in (1, 2):
+        assert command("export", "out", "--step", str(step)).code == 0
+    index = RolloutIndex(Path("out"))
+    for number in (0, 1):
+        group = index.group(2, number)
+        for item in group["completions"]:
+            prompt, ids = group["prompt"]["ids"], item["ids"]
+            before, after, reference = (
+                logprobs_by_hand(Path(folder), prompt, ids)
+                for folder in ("out/export/step-000001", "out/export/step-000002", "model")
+            )
+            picked = [each.gather(1, torch.tensor(ids)[:, None])[:, 0] for each in (before, after, reference)]
+            distance = picked[2] - picked[0]
+            expected = {
+                "before": picked[0],
+                "after": picked[1],
+                "entropy": -(before.exp() * before).sum(1),
+                "kl": distance.exp() - 1 - distance,
+            }
+            for name, values in expected.items():
+                torch.testing.assert_close(torch.tensor(item[name]).double(), values, rtol=0, atol=1e-5)
+            assert re.sub("<.*?>", " ", "".join(item["pieces"])).split() == item["text"].split()
+    assert [("after" in index.group(step, 0)["completions"][0]) for step in (1, 2, 3)] == [True, True, False]
+
+
+def test_measuring_tokens_changes_no_bit_of_the_run(command: Command) -> None:
+    for every in ("0", "1"):
+        settings = ("kl.coef=0.05", "learner.ppo_epochs=2", f"rollouts.tokens_every={every}")
+        assert command("train", "recipe.toml", *settings, "--out", every).code == 0
+    for file in ("model/model.safetensors", *(f"rollouts/step-{step:06d}.jsonl.gz" for step in (1, 2, 3))):
+        assert Path("0", file).read_bytes() == Path("1", file).read_bytes(), file
+
+
+def test_a_group_is_shown_with_what_the_step_changed_most(command: Command) -> None:
+    assert command("train", "recipe.toml", *SETTINGS, "run.steps=2", "--out", "out").code == 0
+    listed = command("show", "out", "--step", "2", "--json")
+    assert listed.code == 0, listed
+    of_step = json.loads(listed.out.splitlines()[-1])
+    assert [row["group"] for row in of_step["rows"]] == [0, 1]
+    said = command("show", "out", "--group", "1", "--json")
+    assert said.code == 0, said
+    found = json.loads(said.out.splitlines()[-1])
+    assert (found["link"], found["step"]) == ("#/out/2/1", 2)
+    items = found["completions"]
+    assert sorted(item["completion"] for item in items) == [0, 1, 2, 3]
+    rewards = [item["reward"] for item in items]
+    assert (rewards[0], rewards[1]) == (max(rewards), min(rewards))
+    assert {"parts", "ended", "text", "advantage"} <= items[0].keys()
+    group = RolloutIndex(Path("out")).group(2, 1)["completions"]
+    changes = [
+        (abs(torch.tensor(after).double().exp() - torch.tensor(before).double().exp()).item(), number, token)
+        for number, item in enumerate(group)
+        for token, (before, after) in enumerate(zip(item["before"], item["after"], strict=True))
+    ]
+    top = found["most_changed"][0]
+    assert abs(top["change"]) == pytest.approx(max(changes)[0])
+    assert top["link"] == f"#/out/2/1/{top['completion']}/{top['token']}"
+    assert top["piece"] in said.out
+    assert abs(of_step["most_changed"][0]["change"]) >= abs(top["change"])
+    one = shown(Path("out"), 2, 1, top["completion"])
+    assert [item["completion"] for item in one["completions"]] == [top["completion"]]
+
+
+def test_places_that_are_not_there_are_named_and_a_killed_step_is_read(command: Command) -> None:
+    assert command("train", "recipe.toml", "--out", "out").code == 0
+    for words, error in (
+        (("--step", "9"), "no groups of step 9; there are those of: 1, 2, 3"),
+        (("--group", "2"), "step 3 of out has the groups 0 to 1"),
+        (("--group", "1", "--completion", "4"), "the group has the completions 0 to 3"),
+        (("--completion", "4"), "--group"),
+    ):
+        said = command("show", "out", *words)
+        assert (said.code, error in said.err) == (2, True), said.err
+    RolloutFiles(Path("out")).path(1, TOKENS).unlink()
+    said = command("show", "out", "--step", "1", "--group", "0")
+    assert (said.code, "not measured" in said.out) == (0, True)
