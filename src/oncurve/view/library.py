@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,15 @@ import numpy as np
 from oncurve import durable
 from oncurve.base.errors import OncurveError, RunDirectoryError
 from oncurve.metrics import METRICS
-from oncurve.report import RolloutIndex, read_run
+from oncurve.report import RolloutIndex, RunRecord, read_run
 from oncurve.run import find_runs, list_runs
 
 FILES = ("config.toml", "environment.json", "evaluation.json", "metrics.jsonl")
 FOLDERS = ("rollouts",)
 """The entries of a run that are read; a run in which one of them leads elsewhere is refused."""
+
+REFUSED = {"state": "refused", "step": 0, "steps": None, "written": 0.0, "reward": None, "accuracy": None}
+"""The row of a run of which nothing is read."""
 
 MOST_ROWS = 200
 MOST_METRIC_BYTES = 4 << 20
@@ -49,8 +52,8 @@ class Library:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self._found: tuple[float, dict[str, Path]] = (-1e9, {})
-        self._checked: dict[Path, str] = {}
-        self._listed: dict[Path, tuple[str, dict[str, Any]]] = {}
+        self._checked: dict[Path, tuple[str, str]] = {}
+        self._known: dict[Path, tuple[str, dict[str, Any], RunRecord]] = {}
         self._indexes: dict[Path, RolloutIndex] = {}
         self._doctored: dict[Path, tuple[str, Any]] = {}
         self._one_doctor = threading.Lock()
@@ -98,10 +101,8 @@ class Library:
         """Return one row per run, the last to write first."""
         rows = []
         for name, path in self.names().items():
-            stamp = self._stamp(path)
-            if self._listed.get(path, ("",))[0] != stamp:
-                self._listed[path] = (stamp, _row(path))
-            rows.append({"run": name, "stamp": stamp, **self._listed[path][1]})
+            row = REFUSED if self._foreign(path) else self._about(path)[0]
+            rows.append({"run": name, "stamp": self._stamp(path), **row})
         return sorted(rows, key=lambda row: -row["written"])
 
     def stamp(self, run: str) -> str:
@@ -111,10 +112,10 @@ class Library:
     def run(self, run: str) -> dict[str, Any]:
         """Return what a run is: settings, environment, evaluation, kept steps, damage."""
         path = self._path(run)
-        record = read_run(path)
+        row, record = self._about(path)
         return {
             "run": run,
-            **_row(path),
+            **row,
             "folder": str(path),
             "settings": dict(_flat(record.config or {})),
             "text": record.config_text,
@@ -209,12 +210,27 @@ class Library:
         names = self.names()
         alone = [name for name in names if name.rpartition("/")[2] == run]  # as links of other commands name it
         path = names[alone[0] if run not in names and len(alone) == 1 else run]
-        stamp = self._stamp(path)
-        if self._checked.get(path) != stamp:
-            if wrong := durable.foreign(path, FILES, FOLDERS):
-                raise RunDirectoryError(f"{wrong[0]}: it is not shown")
-            self._checked[path] = stamp
+        if wrong := self._foreign(path):
+            raise RunDirectoryError(f"{wrong}: the run is not shown")
         return path
+
+    def _foreign(self, path: Path) -> str:
+        """Return a sentence on an entry of a run that leads elsewhere; "" where none does."""
+        stamp = self._stamp(path)
+        if path not in self._checked or self._checked[path][0] != stamp:
+            self._checked[path] = (stamp, "".join(durable.foreign(path, FILES, FOLDERS)[:1]))
+        return self._checked[path][1]
+
+    def _about(self, path: Path) -> tuple[dict[str, Any], RunRecord]:
+        """Return the row and the record of a run, which are read again when its stamp is another one."""
+        stamp = self._stamp(path)
+        if path not in self._known or self._known[path][0] != stamp:
+            try:
+                record = read_run(path)
+            except OncurveError as error:
+                record = RunRecord(path, damage=(str(error),))
+            self._known[path] = (stamp, _row(path, record), replace(record, metrics=()))  # its metrics are large
+        return self._known[path][1:]
 
     def _index(self, path: Path) -> RolloutIndex:
         return self._indexes.setdefault(path, RolloutIndex(path))
@@ -242,13 +258,12 @@ def _flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield from _flat(inner, f"{place}.{key}" if place else str(key))
 
 
-def _row(path: Path) -> dict[str, Any]:
+def _row(path: Path, record: RunRecord) -> dict[str, Any]:
     """Return a run's state, steps, last reward and accuracy; the accuracy with its interval where that is known."""
     (listed,) = list_runs(path)
-    record = read_run(path) if listed.state != "damaged" else None
-    lines = () if record is None else record.metrics
-    last = {key: value for line in lines for key, value in line.items() if key in ("reward/mean", "eval/accuracy")}
-    after = ((record.evaluation if record else None) or {}).get("after")
+    keys = ("reward/mean", "eval/accuracy")
+    last = {key: line[key] for line in record.metrics for key in keys if key in line}
+    after = (record.evaluation or {}).get("after")
     interval = after.get("greedy_accuracy") if isinstance(after, dict) else None
     known = isinstance(interval, list) and len(interval) == 3
     return {

@@ -96,8 +96,11 @@ def test_a_run_that_leads_elsewhere_is_refused(client, site: Path) -> None:
         (run / name).symlink_to(site / "secret.jsonl")
     (site / "runs" / "linked").symlink_to(write_run(site / "elsewhere"))
     client = TestClient(application(Library(site / "runs"), KEY), base_url="http://localhost")
-    listed = [row["run"] for row in ask(client, "runs")]
-    assert "linked" not in listed
+    listed = {row["run"]: row for row in ask(client, "runs")}
+    assert set(listed) == {"a", "b0", "b1", "b2", "b3"}
+    assert {name: row["reward"] for name, row in listed.items() if row["state"] == "refused"} == dict.fromkeys(
+        ["b0", "b1", "b2", "b3"]
+    )
     for number in range(4):
         assert "link" in ask(client, "run", 409, run=f"b{number}")["error"]
 

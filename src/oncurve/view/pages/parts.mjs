@@ -27,7 +27,7 @@ export function short(value, digits = 3) {
   return text.replace("-", "−");
 }
 export const signed = (value, digits = 3) => (value > 0 ? "+" : "") + short(value, digits);
-export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
+export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}\u00a0%`);
 
 export function ago(seconds) {
   const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([each]) => seconds >= each) ?? [1, "s"];

@@ -66,7 +66,7 @@ export function Runs() {
         <td class="number">${row.step}${row.steps ? html`<span class="dim"> of ${row.steps}</span>` : ""}</td>
         <td class="number">${short(row.reward)}</td><td class="number"><${Accuracy} value=${row.accuracy} /></td>
         <td><a class="plain" href=${href(row.run, "doctor")}><${Worst} found=${worst[row.run]} /></a></td>
-        <td class="number dim">${ago(Date.now() / 1000 - row.written)} ago</td></tr>`)}</tbody></table></div>`}`;
+        <td class="number dim">${row.written ? `${ago(Date.now() / 1000 - row.written)} ago` : "–"}</td></tr>`)}</tbody></table></div>`}`;
 }
 
 export function Tabs({ run, at, kept }) {
