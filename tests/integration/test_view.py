@@ -66,7 +66,7 @@ def window(tmp_path: Path) -> Iterator[Browser]:
 
 
 def clean(window: Browser, *origins: str) -> None:
-    """The console has nothing, and no request went elsewhere."""
+    """Check that the console has nothing, and that no request went elsewhere."""
     assert window.messages() == []
     asked = [address for address in window.requests() if not address.startswith(("data:", "blob:", *origins))]
     assert asked == []

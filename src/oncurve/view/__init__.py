@@ -5,7 +5,7 @@ origins and host names are refused, and no route writes. Texts of models and dat
 through text nodes alone; the content security policy is a second wall.
 
 Covered: runs that go on, servers that end and return, links out of a run's folder, which are refused.
-Not covered: several users on one server, TLS (use an SSH tunnel), other users who may read this user's memory.
+Not covered: several users on one server, TLS (use an SSH tunnel), what may read this user's memory.
 """
 
 from __future__ import annotations

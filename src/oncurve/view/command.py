@@ -87,7 +87,7 @@ def _listening(port: int | None) -> Iterator[socket.socket]:
     """Return a socket on 127.0.0.1: at `port`, or where None at the first that is free of some. Raises ConfigError."""
     tried = [port] if port is not None else [*range(PORT, PORT + 10), 0]
     for number in tried:
-        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening = socket.socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(("127.0.0.1", number))

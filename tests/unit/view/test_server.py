@@ -183,7 +183,7 @@ def test_a_hundred_thousand_groups_cost_what_is_shown(client, site: Path, monkey
     assert len(answer.content) < 50_000
 
 
-def test_metrics_come_in_parts_and_anew_where_the_file_was_cut(client, site: Path) -> None:
+def test_metrics_come_in_parts_and_again_where_the_file_was_cut(client, site: Path) -> None:
     file = site / "runs" / "a" / "metrics.jsonl"
     first = ask(client, "metrics", run="a")
     assert [line["step"] for line in first["lines"]] == [1, 2, 3]
