@@ -99,6 +99,7 @@ def browser(profile: Path) -> Iterator[Browser]:
     """A browser with a new profile; the test is skipped where there is none."""
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("chromium and chromedriver are not installed")
+    pytest.importorskip("selenium", reason="selenium is not installed; make test installs it")
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
