@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from oncurve.randomness import permutation
-from oncurve.types import Group, Score, TrainBatch, axes_of
+from oncurve.types import RAGGED, Completion, Group, Score, TrainBatch, axes_of
 
 _PASSES_LIMIT = 1 << 20
 
@@ -33,10 +33,10 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
     are `truncated`: these stay in the group's statistics, but are not trained. Recorded log-probs and rewards are
     kept in float64, exactly as recorded; a batch with a completion that was given has no recorded log-probs. Step
     rewards are carried where any score has them; `token_rewards` are made of both. Single rewards are carried where
-    their weights are known.
+    their weights are known, kept sets where any completion has them: the others' are the whole vocabulary.
 
-    Raises ValueError: no groups, a group without completions, scores, log-probs or `trained` that do not match the
-    completions one to one, a non-finite valid reward, a completion longer than `pad_length`.
+    Raises ValueError: no groups, a group without completions, scores, log-probs, `trained` or kept sets that do not
+    match the completions one to one, a non-finite valid reward, a completion longer than `pad_length`.
     """
     if not groups:
         raise ValueError("collate needs at least one group")
@@ -52,7 +52,7 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
     truncated = torch.tensor([completion.truncated for completion in completions])
     trained = valid & ~truncated if mask_truncated else valid
     given = any(completion.ended == "given" for completion in completions)
-    steps: dict[str, Tensor] = {}
+    steps: dict[str, Any] = {}
     if any(score.step_ends for _, score in rows):
         steps = {
             "step_ends": _pad([score.step_ends for _, score in rows], torch.int64),
@@ -73,11 +73,12 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
         rollout_logprobs=None if given else _pad([each.logprobs for each in completions], torch.float64, width),
         **steps,
         **_components([score for _, score in rows]),
+        **_kept_sets(completions, width),
     )
     return replace(batch, token_rewards=token_rewards(batch))
 
 
-def _components(scores: Sequence[Score]) -> dict[str, Tensor]:
+def _components(scores: Sequence[Score]) -> dict[str, Any]:
     """Return the single rewards and their weights, `(B, K)` float64 each; none where parts have no weights.
 
     The reward of a score without parts is its only one, of weight 1.
@@ -91,6 +92,16 @@ def _components(scores: Sequence[Score]) -> dict[str, Tensor]:
         "component_rewards": torch.tensor(values, dtype=torch.float64),
         "component_weights": torch.tensor(weights, dtype=torch.float64),
     }
+
+
+def _kept_sets(completions: Sequence[Completion], width: int) -> dict[str, Any]:
+    """Return `kept_sizes` and `kept_ids`, where any completion has them."""
+    if all(each.kept_sizes is None for each in completions):
+        return {}
+    sizes = [(-1,) * len(each.ids) if each.kept_sizes is None else each.kept_sizes for each in completions]
+    none = torch.empty(0, dtype=torch.int32)
+    ids = [torch.frombuffer(bytearray(c.kept_ids), dtype=torch.int32) if c.kept_ids else none for c in completions]
+    return {"kept_sizes": _pad(sizes, torch.int32, width), "kept_ids": tuple(ids)}
 
 
 def _teacher_prompts(groups: Sequence[Group]) -> tuple[Tensor, ...] | None:
@@ -132,6 +143,12 @@ def _check(group: Group) -> None:
             raise ValueError(f"{name}: {len(completion.ids)} tokens but {len(completion.logprobs)} log-probs")
         if completion.trained is not None and len(completion.trained) != len(completion.ids):
             raise ValueError(f"{name}: {len(completion.ids)} tokens but {len(completion.trained)} entries in `trained`")
+        sizes = completion.kept_sizes
+        if sizes is not None and (
+            len(sizes) != len(completion.ids)
+            or 4 * sum(size if size >= 0 else -1 - size for size in sizes) != len(completion.kept_ids)
+        ):
+            raise ValueError(f"{name}: {len(completion.ids)} tokens, and other kept sets")
         if score.valid and not math.isfinite(score.reward):
             raise ValueError(f"{name}: reward {score.reward} is not finite, so its score cannot be valid")
         if len(score.step_ends) != len(score.step_rewards):
@@ -193,6 +210,8 @@ def _take(batch: Batch, rows: Tensor, groups: Sequence[int]) -> Batch:
             continue
         if axes == "G":
             taken[name] = tuple(value[group] for group in groups)
+        elif axes == "R":
+            taken[name] = tuple(value[row] for row in rows.tolist())
         elif axes == "NH":
             taken[name] = value[_flat_rows(batch.lengths, rows)]
         else:
@@ -225,7 +244,7 @@ def concat(batches: Sequence[Batch]) -> Batch:
             continue
         if len(present) != len(parts):
             raise ValueError(f"{name} is in {len(present)} of {len(parts)} batches; it must be in all or none")
-        if axes == "G":
+        if axes in RAGGED:
             joined[name] = tuple(chain.from_iterable(present))
             continue
         if axes in ("BT", "BS"):

@@ -104,6 +104,18 @@ def permutation(seed: int, epoch: int, n: int) -> Tensor:
     return torch.argsort(_absorb(_start(_SHUFFLES, seed, epoch), torch.arange(n)), stable=True)
 
 
+def weighted_order(seed: int, draw: int, weights: Tensor) -> Tensor:
+    """Return an order `(n,)` int64 of rows: each is first, and so on, with a probability in proportion to its weight.
+
+    weights   (n,) float64, above 0; where all are equal, the order is `permutation(seed, draw, n)`
+
+    It is an exponential race: rows sorted by e_i / w_i, e_i of the exponential distribution.
+    """
+    hashed = _absorb(_start(_SHUFFLES, seed, draw), torch.arange(len(weights)))
+    upper = (hashed >> 12).to(torch.float64) + 2.0**51 + 0.5  # ascending with the hash, inside 0 ... 2⁵²
+    return torch.argsort(-torch.log1p(-upper * 2.0**-52) / weights, stable=True)
+
+
 def rounding_table(n: int, device: torch.device) -> Tensor:
     """Return hashes `(n,)` int32 of 0 to n - 1, so that neighbours round differently."""
     hashed = _absorb(_start(_ROUNDINGS), torch.arange(n))

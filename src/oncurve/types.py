@@ -23,6 +23,7 @@ The glossary (CONTRIBUTING.md has the same one):
     logprobs                of the policy in training; `old_`: before this step's updates; `rollout_`: as the engine
                             recorded; `ref_`: of the reference; `teacher_`: of a teacher
     token statistics        per-token numbers of one forward pass: log-prob, entropy, exact KL, value (`TokenStats`)
+    kept set                the tokens that truncated sampling (top-k, top-p, min-p) chose a token from
     advantage               `(B, T)`, by how much a token is worth more than was expected
     return, value           `(B, T)`, the discounted reward to come; a critic's estimate of it
     objective               the policy's loss per token, from log-probs and advantages
@@ -62,9 +63,6 @@ Ending = Literal["eos", "stop", "length", "given", "turns", "environment", "temp
 `environment.max_turns`; by its environment; by a chat template that does not go on from what was sampled; by a reply
 that would pass `rollout.max_new_tokens`; by a fault of its environment."""
 
-CUT_OFF = ("length", "budget")
-"""The endings of truncated completions."""
-
 Messages = str | tuple[Mapping[str, Any], ...]
 """A prompt or a completion: text, or the messages of a chat."""
 
@@ -76,8 +74,8 @@ class Prompt:
     `id` is the row's number in its data source: a part of the randomness key, stable over epochs and restarts.
     `columns` are the row's other columns and reach the reward by name; `messages` is the chat, if it was one.
     `teacher_ids` are its tokens as a teacher reads it; None: as the policy does.
-    `limit` is the most tokens of a completion of this prompt; None: as the sampling has it.
-    `row_ids` are the tokens that its row of the data has made, where an environment has added to these; None: `ids`.
+    `limit` is the most tokens of a completion of this prompt; None: as the sampling has it. `row_ids` are the tokens of
+    its row of the data, where an environment has added to these; None: `ids`.
     """
 
     id: int
@@ -92,9 +90,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Turn:
-    """The tokens `start` to `end` (exclusive) of an episode, written by one `role`: "assistant" is the policy.
-
-    `reward` is the environment's for what the policy wrote in this turn; None: it gave none.
+    """The tokens `start` to `end` (exclusive) of an episode, written by one `role`: "assistant" is the policy. `reward`
+    is the environment's for what the policy wrote in this turn; None: it gave none.
     """
 
     role: str
@@ -109,14 +106,15 @@ class Completion:
     """The text that follows a prompt: `ids` include the ending EOS or stop tokens, `text` does not.
 
     `logprobs[t]` is the log-probability of `ids[t]` under the distribution it was sampled from (temperature applied).
+    `kept_sizes` and `kept_ids` are the kept sets of truncated sampling, None and empty without it: `kept_sizes[t]` is n
+    for a set of n tokens, or -1 - n for all tokens but n; `kept_ids` are the ids of these n, int32, token after token.
     The sampler records `ended`, so it is never guessed: `"length"` is a truncated completion. `"given"` is one of the
     data, a demonstration, which no sampler has written: it has no `logprobs`.
     `trained[t]` False: the policy did not write this token (a tool did); the policy reads it and is not trained on it,
     and its entry in `logprobs` has no meaning (0 by convention). None: the policy wrote all tokens.
 
-    Of an episode: its `turns`, the same as chat `messages`, the environment's `outcome` for the whole (None: it gave
-    none), the `fault` that keeps it out of training, and its `environment` at the end, pickled or the object itself,
-    where a reward function takes it.
+    Of an episode: its `turns`, the same as chat `messages`, the environment's `outcome` for the whole, the `fault` that
+    keeps it out of training, and its `environment` at the end where a reward function takes it.
     """
 
     ids: tuple[int, ...]
@@ -131,11 +129,13 @@ class Completion:
     outcome: float | None = None
     fault: str | None = None
     environment: Any = field(default=None, repr=False, compare=False)
+    kept_sizes: tuple[int, ...] | None = None
+    kept_ids: bytes = b""
 
     @property
     def truncated(self) -> bool:
         """Return whether it was cut off at the limit."""
-        return self.ended in CUT_OFF
+        return self.ended in ("length", "budget")
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,12 @@ class Group:
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...] = ()
     draw: int = 0
+
+    def firsts(self) -> list[int]:
+        """Return the numbers of the completions, but of those of one episode, which stand together, only the first."""
+        before = [None, *(each.sample_index if each.turns else None for each in self.completions)]
+        numbered = enumerate(zip(self.completions, before, strict=False))
+        return [number for number, (each, last) in numbered if not each.turns or each.sample_index != last]
 
 
 @dataclass(frozen=True)
@@ -227,10 +233,13 @@ class AdvantagesAndReturns:
     returns: Float[Tensor, "B T"]
 
 
-Axes = Literal["BT", "B", "BS", "BK", "G", "NH"]
+Axes = Literal["BT", "B", "BS", "BK", "G", "R", "NH"]
 """The axes of a batch's field: completions and tokens; completions; completions and steps; completions and rewards;
-groups (a tuple with one tensor of any length per group); or the tokens of all completions, one row of the tensor after
-another."""
+groups or rows (a tuple with one tensor of any length for each); or the tokens of all completions, one row of the tensor
+after another."""
+
+RAGGED = frozenset({"G", "R"})
+"""The axes of tuples, which stay in the host's memory."""
 
 
 def _axes(axes: Axes) -> dict[str, Axes]:
@@ -263,13 +272,11 @@ class TrainBatch:
     step_ends, step_rewards (B, S), step_counts (B,)   or absent
     component_rewards (B, K)        values of the K single rewards, before their weights; NaN: one does not apply
     component_weights (B, K)        their weights, the same in every row; both absent where the scores do not have them
+    kept_sizes     (B, T) int32     of truncated sampling, as in `Completion`; absent where the whole vocabulary is kept
+    kept_ids       tuple of (n,) int32, one per row
 
-    Every field states its axes in its metadata, a subclass's too. Selecting, cutting, joining, moving and recording
-    derive from them (`axes_of`), so none of them can lose a field:
-
-        @dataclass(frozen=True)
-        class WithUncertainty(TrainBatch):
-            uncertainty: Tensor | None = field(default=None, metadata={"axes": "BT"})
+    Every field states its axes in its metadata, a subclass's too: `field(metadata={"axes": "BT"})`. Selecting, cutting,
+    joining, moving and recording derive from them (`axes_of`), so none of them can lose a field.
     """
 
     completion_ids: Int[Tensor, "B T"] = field(metadata=_axes("BT"))
@@ -302,6 +309,8 @@ class TrainBatch:
     component_weights: Float[Tensor, "B K"] | None = field(default=None, metadata=_axes("BK"))
     teacher_prompts: tuple[Int[Tensor, "_"], ...] | None = field(default=None, metadata=_axes("G"))
     teacher_logprobs: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    kept_sizes: Int[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    kept_ids: tuple[Int[Tensor, "_"], ...] | None = field(default=None, metadata=_axes("R"))
 
     @property
     def size(self) -> int:
@@ -333,7 +342,7 @@ class TrainBatch:
 
     def to(self, device: torch.device) -> Self:
         """Return this batch with its tensors on `device`, except ragged ones (the prompts), which models move."""
-        tensors = {name: getattr(self, name) for name, axes in axes_of(self).items() if axes != "G"}
+        tensors = {name: getattr(self, name) for name, axes in axes_of(self).items() if axes not in RAGGED}
         present = {name: value for name, value in tensors.items() if value is not None}
         moved: dict[str, Any] = dict(zip(present, sent(list(present.values()), device), strict=True))
         return replace(self, **moved)
@@ -389,32 +398,3 @@ def sent(tensors: Sequence[AnyTensor], device: torch.device) -> list[AnyTensor]:
         part.copy_(tensor)
     arrived = iter(parts(buffer.to(device, non_blocking=True)))
     return [next(arrived) if tensor.device.type == "cpu" else tensor.to(device) for tensor in tensors]
-
-
-@dataclass(frozen=True)
-class PreferencePair:
-    """Two completions of one prompt, the better one first: what an outcome reward model learns from.
-
-    Example: `PreferencePair("2+2=", "4", "5")`. `margin`: by how much the reward of `chosen` should be higher.
-    """
-
-    prompt: Messages
-    chosen: Messages
-    rejected: Messages
-    margin: float = 0.0
-
-
-@dataclass(frozen=True)
-class LabelledSteps:
-    """A completion with labelled steps: what a process reward model learns from.
-
-    `ends[j]` is the offset in `completion` just after step j. `labels[j]` in 0 ... 1 says whether step j is right, or
-    which share of its continuations is; None: unknown.
-
-    Example: `LabelledSteps("2+2+1=", "4+1\\n6", (4, 5), (1.0, 0.0))`.
-    """
-
-    prompt: Messages
-    completion: str
-    ends: tuple[int, ...]
-    labels: tuple[float | None, ...]

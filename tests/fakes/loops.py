@@ -40,6 +40,7 @@ def rarely(completions: Any, prompts: Any) -> list[float]:
 def make_loop(
     folder: Path | None = None,
     dynamic: DynamicSampling | None = None,
+    top_p: float = 1.0,
     reward: Callable[[Any, Any], list[float]] = rarely,
     prompts: int = 3,
     steps: int = 6,
@@ -55,7 +56,7 @@ def make_loop(
     learner = make_learner(**{"kl_coef": 0.0, "temperature": 1.0, "learning_rate": 0.05, **settings})
     state, chosen = TrainerState(), config or {}
     single = chosen.get("ppo_epochs", 1) * chosen.get("minibatches", 1) == 1
-    engine = InProcessEngine(Sampling(group_size=4, max_new_tokens=4), seed=5)
+    engine = InProcessEngine(Sampling(group_size=4, max_new_tokens=4, top_p=top_p), seed=5)
     least = GroupAdvantage().min_valid_completions
     given = (engine, TokenScorer(reward), PromptOrder(PROMPTS, 5), prompts, 4, least, dynamic)
     groups = Groups(*given) if lag is None else LaggedGroups(*given, **lag, steps=steps)

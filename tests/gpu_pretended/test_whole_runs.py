@@ -23,9 +23,8 @@ from fakes.reward_examples import spoilt
 from oncurve.models.classifiers import load
 from oncurve.models.loading import weights
 from oncurve.randomness import row_keys
-from oncurve.reward_models import OutcomeModel, ProcessModel
+from oncurve.reward_models import LabelledSteps, OutcomeModel, PreferencePair, ProcessModel
 from oncurve.tasks.arithmetic import problems, solution
-from oncurve.types import LabelledSteps, PreferencePair
 
 CPU = torch.device("cpu")
 EXACT, SINGLE = 1e-9, 1e-3

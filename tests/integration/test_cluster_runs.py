@@ -36,6 +36,7 @@ REFUSED = {
     "VLLM lora.rank=4 model.quantization=nf4 model.device=cuda": ("model.quantization", "whole weights"),
     "VLLM cluster.rollout_workers=0": ("cluster.engine", "rollout_workers to 1"),
     "VLLM rollout.stop=['x']": ("rollout.stop", "eos_ids"),
+    "VLLM rollout.top_p=0.9": ("rollout.top_p", "does not record", 'cluster.engine to "own"'),
     "VLLM rollout.temperature=0.001": ("rollout.temperature", "0.01"),
 }
 """Words behind `cluster.kind=host`, and what is said."""
@@ -51,8 +52,15 @@ EPISODES = [f"environment.kind={Path(__file__).parents[1] / 'fakes' / 'episodes.
 WORKERS = [*HOST, "cluster.shard_groups=2", "data.prompts_per_step=6"]
 
 
+TRUNCATED = ["rollout.top_k=12", "rollout.top_p=0.9"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["lora.rank=4"], EPISODES], ids=["whole", "lora", "episodes"])
+@pytest.mark.parametrize(
+    "more",
+    [[], ["lora.rank=4"], TRUNCATED, [*EPISODES, *TRUNCATED]],
+    ids=["whole", "lora", "truncated", "episodes"],
+)
 def test_a_run_whose_rollouts_have_one_two_and_four_workers_is_the_run_of_one_process(
     project: Path, more: list[str]
 ) -> None:

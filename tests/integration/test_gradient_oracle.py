@@ -1,5 +1,6 @@
 """The learner's gradient is the gradient of the formulas, as a plain second implementation computes it."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from fakes.learning import (
     weigher,
     with_reference,
 )
-from fakes.tiny_policy import random_groups, tiny_model
+from fakes.tiny_policy import VOCABULARY, random_groups, tiny_model
 from oncurve.advantages import ProcessAdvantage
 from oncurve.batching import collate
 from oncurve.kl import KL_KINDS
@@ -39,6 +40,7 @@ from oracles.plain_grpo import (
 )
 from oracles.plain_grpo.loss import completion_losses, log_distributions
 from oracles.plain_process import plain_process_advantages
+from oracles.plain_truncation import recorded, renormalised
 
 REWARDS: list[list[float | None]] = [[1.0, 0.0, 0.3, 1.0], [0.5, None, 0.0, 0.2], [0.7, 0.7, 0.7, 0.7]]
 TOLERANCE_AND_BUDGET = {torch.float64: (1e-10, 20), torch.float32: (1e-5, 10_000)}
@@ -81,6 +83,35 @@ def test_gradient_is_the_oracles_for_each_objective_and_kl_in_every_aggregation(
         right = torch.cat([part.flatten() for part in parts])
         for tolerance, learner in learners.items():
             assert relative_error(gradient(learner, finished(learner, groups, aggregation)), right) <= tolerance
+
+
+def truncated_groups() -> tuple[list[Group], dict[tuple[int, ...], list[list[int]]]]:
+    """Groups with a kept set of every token, some of them stored by what they lack, and the sets by row."""
+    chance, by_row, groups = random.Random(4), dict[tuple[int, ...], list[list[int]]](), []
+    for group in random_groups(rewards=REWARDS):
+        completions = []
+        for completion in group.completions:
+            sets = [sorted({token, 0, 1, *chance.sample(range(VOCABULARY), 3)}) for token in completion.ids]
+            sizes, ids = recorded(sets, [chance.random() < 0.5 for _ in sets], VOCABULARY)
+            by_row[group.prompt.ids + completion.ids] = sets
+            completions.append(replace(completion, kept_sizes=sizes, kept_ids=ids))
+        groups.append(replace(group, completions=tuple(completions)))
+    return groups, by_row
+
+
+@pytest.mark.parametrize("estimator", tuple(KL_KINDS))
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_gradient_over_kept_sets_is_the_oracles(objective: str, estimator: str) -> None:
+    groups, sets = truncated_groups()
+    config = PlainConfig(
+        temperature=0.7, objective=objective, kl=estimator, kl_coef=0.1, entropy_coef=0.05, max_length=MAX_LENGTH
+    )
+    modules = tiny_model(seed=0).module, tiny_model(seed=1).module
+    policy, reference = (renormalised(logits_of(module), sets) for module in modules)
+    loss = reference_loss(policy, plain_groups(groups), config, reference)
+    right = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(modules[0].parameters()))])
+    learner = make_learner(objective, estimator, entropy_coef=0.05, tokens_per_micro_batch=20)
+    assert relative_error(gradient(learner, finished(learner, groups)), right) <= 1e-10
 
 
 def test_updates_in_a_row_are_the_oracles() -> None:

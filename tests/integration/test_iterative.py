@@ -15,10 +15,10 @@ from fakes.killed_runs import PLACES, compare, finish, killed_at
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
 from oncurve.models import tiny
+from oncurve.reward_models import LabelledSteps, PreferencePair
 from oncurve.reward_models.learner import OutcomeModel, ProcessModel, RewardModelSettings
 from oncurve.run.assembly import Run, assemble
 from oncurve.tasks.arithmetic import check_steps, problems, solution
-from oncurve.types import LabelledSteps, PreferencePair
 
 RECIPE = RECIPES / "task.toml"
 STEPS, ITERATION = 6, 2

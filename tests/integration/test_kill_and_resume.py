@@ -48,6 +48,7 @@ VARIANTS = {
     ],
     "average": ["model.dtype=bfloat16", "reference.every=2", "reference.mixup_alpha=0.5", "rollouts.keep=last 3"],
     "dynamic": ["model.dtype=float32", "rollout.group_size=6", "filter.dynamic_sampling=true", "filter.max_rounds=30"],
+    "curriculum": ["model.dtype=float32", "data.curriculum=pass_rate", "rollout.top_p=0.95"],
     "lora": ["model.dtype=bfloat16", "lora.rank=4", "reference.every=2", "reference.mixup_alpha=0.5"],
     "sources": [
         "model.dtype=float32",

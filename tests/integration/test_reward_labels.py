@@ -7,9 +7,9 @@ import pytest
 
 from fakes.project import Said, oncurve as run_command
 from oncurve.models import tiny
+from oncurve.reward_models import LabelledSteps, PreferencePair
 from oncurve.reward_models.examples import Preferences, StepLabels
 from oncurve.tasks.arithmetic import check_steps, is_correct, read_question
-from oncurve.types import LabelledSteps, PreferencePair
 
 RECIPE = f"""
 [run]

@@ -172,7 +172,7 @@ def test_minibatches_are_compared_with_the_prompts_there_are() -> None:
         ("epochs", r"did you mean n_epochs of train\(\)"),
         ("epsilon_high", r"write settings=\{'objective': \{'clip_high': \.\.\.\}\}"),
         ("betas", r"write settings=\{'learner': \{'betas': \.\.\.\}\}"),
-        ("top_p", "sampling is not cut off"),
+        ("top_p", r"settings=\{'rollout': \{'top_p'"),
         ("kl", r"settings=\{'kl'"),
         ("grup_size", "did you mean 'group_size'"),
     ],

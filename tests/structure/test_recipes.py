@@ -46,9 +46,9 @@ OPTIONAL = {
 """Sections that a GRPO run does without. So it does without the kinds of a section that are not its default: of each
 the keys of its own are counted by themselves."""
 OPTIONAL_CAP = 10
-SERVICE, SERVICE_CAP = {"model_judge", "host", "ray"}, 21
-"""Kinds that ask a service, half of whose keys are those of its request (decision 003), and kinds of cluster, which
-have ranks, workers and what they wait for (decision 007)."""
+SERVICE, SERVICE_CAP = {"model_judge", "host", "ray", *SECTIONS["environment"].kinds}, 21
+"""Kinds that ask a service, half of whose keys are those of its request (decision 003), kinds of cluster, which have
+ranks, workers and what they wait for (decision 007), and environments, with the limits of their workers (014)."""
 
 
 @pytest.mark.parametrize("recipe", RUN_RECIPES, ids=lambda path: path.name)
@@ -57,7 +57,8 @@ def test_every_recipe_loads_explains_and_survives_being_written(recipe: Path, tm
     assert folder == recipe.parent
     assert explain(config).startswith("J(θ) = ")
     assert not inert(config)
-    assert {line.split(":")[0] for line in missing(config)} <= {"model.path", "data.path", "reward_model.path"}
+    holes = {line.split(":")[0] for line in missing(config)}
+    assert holes <= {"model.path", "data.path", "reward_model.path", "environment.kind"}
     assert not [line for line in plan(config) if line.startswith("note: ")]
     (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
     with trusting(given=True):  # the folder is no run that this user has made
@@ -72,7 +73,8 @@ def test_a_recipe_begins_with_its_command_and_names_files_of_the_package(name: s
     assert all(each in shipped(RECIPES) for each in re.findall(r"oncurve (?:reward-model )?train (\S+)", head))
     layers, _ = read_layers(recipe)
     named = [str(value) for layer in layers for path, value in layer.assignments if path[-1] == "path"]
-    assert all(Path(value).exists() for value in named if not HUB_ID.fullmatch(value))
+    files = [re.sub(r"(\.py):\w+$", r"\1", value) for value in named if not HUB_ID.fullmatch(value)]
+    assert all(Path(file).exists() for file in files)
 
 
 @pytest.mark.parametrize("recipe", RUN_RECIPES, ids=lambda path: path.name)

@@ -68,7 +68,7 @@ def test_every_public_function_states_the_shapes_of_its_tensors() -> None:
 
 
 def test_fields_of_the_batch_state_the_shape_that_their_axes_say() -> None:
-    dimensions = {"BT": "B T", "B": "B", "BS": "B S", "BK": "B K", "NH": "N H", "G": "_"}
+    dimensions = {"BT": "B T", "B": "B", "BS": "B S", "BK": "B K", "NH": "N H", "G": "_", "R": "_"}
     for name, field in TrainBatch.__dataclass_fields__.items():
         assert f"[Tensor, {dimensions[field.metadata['axes']]!r}]" in str(field.type), name
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from oncurve.batching import collate, concat, micro_batches, minibatches, select_groups, select_rows
 from oncurve.ops import in_rows
 from oncurve.trainer import Recorder, TrainerState
-from oncurve.types import Completion, Ending, Group, Prompt, Score, TrainBatch, axes_of, sent
+from oncurve.types import RAGGED, Completion, Ending, Group, Prompt, Score, TrainBatch, axes_of, sent
 
 
 def completion(ids: tuple[int, ...], index: int = 0, ended: Ending = "eos") -> Completion:
@@ -137,6 +137,7 @@ class Richer(TrainBatch):
     by_step: Tensor | None = field(default=None, metadata={"axes": "BS"})
     by_component: Tensor | None = field(default=None, metadata={"axes": "BK"})
     by_group: tuple[Tensor, ...] | None = field(default=None, metadata={"axes": "G"})
+    of_row: tuple[Tensor, ...] | None = field(default=None, metadata={"axes": "R"})
     flat: Tensor | None = field(default=None, metadata={"axes": "NH"})
     deep: Tensor | None = field(default=None, metadata={"axes": "BT"})  # (B, T, K), such as a teacher's best logits
     absent: Tensor | None = field(default=None, metadata={"axes": "BT"})
@@ -166,6 +167,7 @@ def richer() -> Richer:
         by_step=100 * rows[:, None] + torch.arange(2),
         by_component=100 * rows[:, None] + torch.arange(3),
         by_group=tuple(torch.full((number,), number) for number in range(len(groups))),
+        of_row=tuple(torch.full((row % 3,), row) for row in range(plain.size)),
         flat=torch.tensor([[100 * row + t] for row, n in enumerate(chain(*LENGTHS)) for t in range(n)]),
     )
 
@@ -182,6 +184,7 @@ def check(batch: TrainBatch) -> None:
     assert torch.equal(batch.component_rewards, whole.component_rewards[rows])
     tokens = [100 * row + t for row, n in zip(rows.tolist(), batch.lengths.tolist(), strict=True) for t in range(n)]
     assert batch.flat.flatten().tolist() == tokens
+    assert [one.tolist() for one in batch.of_row] == [[row] * (row % 3) for row in rows.tolist()]
     assert batch.absent is None
     assert torch.equal(batch.lengths, whole.lengths[rows])
     assert torch.equal(batch.policy_versions, whole.policy_versions[rows])
@@ -209,7 +212,7 @@ def test_joining_the_pieces_gives_the_whole():
     joined = concat(list(micro_batches(batch, 6)))
     for name, axes in axes_of(batch).items():
         one, other = getattr(batch, name), getattr(joined, name)
-        if axes == "G" or name == "group_ids":
+        if axes in RAGGED or name == "group_ids":
             continue  # a group that was cut is two groups now
         assert (one is None and other is None) or torch.equal(one, other), name
 
@@ -222,7 +225,7 @@ def test_an_incident_holds_every_field(tmp_path: Path):
         value = getattr(batch, name)
         if value is None:
             assert name not in stored
-        elif axes == "G":
+        elif axes in RAGGED:
             parts = torch.split(stored[name], stored[f"{name}.lengths"].tolist())
             assert all(torch.equal(part, other) for part, other in zip(parts, value, strict=True))
         else:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from oncurve.base.errors import ConfigError
-from oncurve.cluster.facts import ClusterFacts, sentences_of
+from oncurve.cluster.facts import ClusterFacts
 from oncurve.cluster.keys import ProcessSettings
 from oncurve.cluster.ranks import FleetLearner, Rank
+from oncurve.cluster.sentences import sentences_of
 from oncurve.cluster.vllm import VllmEngine, vllm_program
 from oncurve.cluster.workers import FleetEngine, Worker
 from oncurve.learner import Learner, LocalLearner

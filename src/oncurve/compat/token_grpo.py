@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from oncurve.base.errors import ConfigError, DataError, RewardError
 from oncurve.compat.token_settings import OTHER_NAMES, SETTING_OF, config_of
 from oncurve.config import check_argument_names
+from oncurve.data import Counts
 from oncurve.learner import check_learner
 from oncurve.machine.threads import prepare_process
 from oncurve.models import adapted, wrap
@@ -249,7 +250,7 @@ class AllPrompts:
 
     prompts: list[Prompt]
 
-    def take(self, cursor: int, count: int) -> tuple[list[Prompt], int]:
+    def take(self, cursor: int, count: int, counts: Counts | None = None) -> tuple[list[Prompt], int]:
         """Return all of them, and the cursor after them."""
         return self.prompts, cursor + count
 

@@ -27,7 +27,7 @@ from oncurve.config.yaml_text import read_yaml
 DATA_KEYS = {("data", "path"), ("data", "eval_path"), ("sft", "data"), ("sft", "eval_data")}
 FILE_KEYS = {*DATA_KEYS, ("iterative", "history")}
 MODEL_KEYS = {("model", "path"), ("advantage", "teacher"), ("reward_model", "path"), ("rewards", "path")}
-CODE_LISTS = {("tracking", "to")}
+CODE_LISTS = {("tracking", "to"), ("environment", "tools")}
 """Lists whose items may be paths to code."""
 
 REMOVED = {"cluster.order": "exact", "cluster.partial": False}

@@ -154,6 +154,9 @@ TABLES = {
     ("advantage", "base"),
     ("environment", "path"),
     ("environment", "settings"),
+    ("environment", "env_config"),
+    ("environment", "calls"),
+    ("data", "config"),
     ("rewards", "kwargs"),
 }
 """Settings that are tables, so that a third part of a key changes one entry: `data.chat_template_kwargs.x=1`."""

@@ -361,7 +361,7 @@ SECTIONS: dict[str, Section] = {
     "data": Section(DATA_KINDS, "files", check_data),
     "rollout": fixed(Sampling),
     "environment": Section(ENVIRONMENT_KINDS, "none", meant=environment_meant, path_kind="tools"),
-    "engine": Section(ENGINE_KINDS, "local", check_of("engine", ("build", "exact"), ("exact",))),
+    "engine": Section(ENGINE_KINDS, "local", check_of("engine", ("build", "exact"), ("exact", "records_kept_sets"))),
     "advantage": Section(ADVANTAGE_KINDS, "grpo", check_advantage),
     "objective": Section(OBJECTIVE_KINDS, "clipped", check_objective),
     "kl": fixed(KLPenalty),

@@ -19,10 +19,10 @@ def starters() -> dict[str, Path]:
 
 
 def write_recipe(name: str, out: Path | None = None) -> list[Path]:
-    """Write the shipped recipe `name` to `out` (None: NAME.toml), and next to it the code that it names.
+    """Write the shipped recipe `name` to `out` (None: NAME.toml), and next to it the code and rows that it names.
 
-    Paths in it are made to fit: code is copied, a shipped recipe that it extends is named, a model of the package is
-    named by its folder. Returns the files, the recipe first.
+    Paths in it are made to fit: code and rows are copied, a shipped recipe that it extends is named, a model of the
+    package is named by its folder. Returns the files, the recipe first.
     Raises ConfigError: there is no such recipe, or a file is there already, of which none is touched.
     """
     known = starters()
@@ -35,8 +35,9 @@ def write_recipe(name: str, out: Path | None = None) -> list[Path]:
     texts = {file: _adapted(source, name, file)}
     for found in _QUOTED.finditer(_settings(source.read_text(encoding="utf-8"))):
         code = CODE_PATH.fullmatch(found[1])
-        if code is not None:
-            texts[file.parent / code[1]] = (source.parent / code[1]).read_text(encoding="utf-8")
+        named = found[1] if code is None else code[1]
+        if code is not None or named.endswith(".jsonl"):
+            texts[file.parent / named] = (source.parent / named).read_text(encoding="utf-8")
     taken = [str(path) for path in texts if path.exists() or path.is_symlink()]
     if taken:
         raise ConfigError(f"{', '.join(taken)}: there already, and nothing is overwritten; choose another name: --out")

@@ -30,6 +30,9 @@ MADE_HERE = "made here"
 """What is signed of every run, also of one that brings nothing."""
 TEXTS = ("template", "system", "name", "model", "stop", "pattern")
 """Keys of text, which may look like a path to code."""
+_WHOLE = ("vllm_arguments", "command")
+"""Lists that are one command."""
+
 OF_A_RUN = ("run.json", "environment.json", ".lock", "metrics.jsonl", "checkpoints", "model")
 
 
@@ -91,7 +94,7 @@ def brought(assignments: Sequence[tuple[tuple[str | int, ...], Any]]) -> list[st
         path, value = left.pop()
         if isinstance(value, Mapping):
             left.extend(((*path, str(inner)), each) for inner, each in reversed(list(value.items())))
-        elif isinstance(value, list | tuple) and path[-1] != "vllm_arguments":
+        elif isinstance(value, list | tuple) and path[-1] not in _WHOLE:
             left.extend(((*path, number), value[number]) for number in reversed(range(len(value))))
         else:
             found += _brought(path, value)
@@ -102,7 +105,7 @@ def _brought(path: tuple[str | int, ...], value: Any) -> Iterator[str]:
     key, name = ".".join(map(str, path)), next((part for part in reversed(path) if isinstance(part, str)), "")
     if name in ("api_key_env", "env_pass") and value:
         yield f"environment variable {value} ({key})"
-    elif name in ("trust_remote_code", "vllm_arguments") and value:
+    elif name in ("trust_remote_code", *_WHOLE) and value:
         yield f"{key} = {json.dumps(value, default=str)}"
     elif isinstance(value, str) and ("://" in value or path == ("cluster", "address") or _sends(path, value)):
         yield f"address {value} ({key})"

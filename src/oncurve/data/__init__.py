@@ -2,6 +2,12 @@
 
 from oncurve.data.columns import MISSING as MISSING, value_at as value_at
 from oncurve.data.containers import as_rows as as_rows
+from oncurve.data.curriculum import (
+    Counts as Counts,
+    PassRateOrder as PassRateOrder,
+    counted as counted,
+    shares as shares,
+)
 from oncurve.data.demonstrations import (
     DemonstrationRows as DemonstrationRows,
     Demonstrations as Demonstrations,
@@ -9,6 +15,11 @@ from oncurve.data.demonstrations import (
     open_demonstrations as open_demonstrations,
 )
 from oncurve.data.files import Files as Files
+from oncurve.data.generated import (
+    ReasoningGymRows as ReasoningGymRows,
+    Seeds as Seeds,
+    TaskRows as TaskRows,
+)
 from oncurve.data.jsonl import read_jsonl as read_jsonl
 from oncurve.data.order import PromptOrder as PromptOrder
 from oncurve.data.prompts import (
@@ -28,7 +39,6 @@ from oncurve.data.settings import (
 from oncurve.data.sources import (
     DATA_KINDS as DATA_KINDS,
     InMemory as InMemory,
-    TaskRows as TaskRows,
     load_eval_rows as load_eval_rows,
     load_rows as load_rows,
     read_rows as read_rows,

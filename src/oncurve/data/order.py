@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -11,7 +11,9 @@ from oncurve.randomness import permutation
 from oncurve.types import Prompt
 
 
-class _PromptSequence(Protocol):
+class PromptSequence(Protocol):
+    """Prompts by their index."""
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Prompt: ...
@@ -30,7 +32,7 @@ class PromptOrder:
 
     def __init__(
         self,
-        prompts: _PromptSequence,
+        prompts: PromptSequence,
         seed: int,
         shuffle: bool = True,
         mixture: Sequence[tuple[Sequence[int], float]] = (),
@@ -52,9 +54,12 @@ class PromptOrder:
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def take(self, cursor: int, count: int) -> tuple[list[Prompt], int]:
-        """Return the `count` prompts from `cursor` on, and the cursor after them. Raises ValueError: count < 1, cursor
-        < 0.
+    def take(
+        self, cursor: int, count: int, counts: Mapping[int, tuple[int, int]] | None = None
+    ) -> tuple[list[Prompt], int]:
+        """Return the `count` prompts from `cursor` on, and the cursor after them; `counts` are for a curriculum.
+
+        Raises ValueError: count < 1, cursor < 0.
         """
         if count < 1 or cursor < 0:
             raise ValueError(f"take(cursor={cursor}, count={count}): needs a cursor >= 0 and a count >= 1")

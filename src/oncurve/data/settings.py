@@ -102,6 +102,10 @@ class DataSettings(Component):
     shuffle: bool = True
     """A new order each epoch, a function of `run.seed` and the epoch; false: the order of the source."""
 
+    curriculum: Literal["none", "pass_rate"] = "none"
+    """With "pass_rate" a step's prompts are drawn by how often their completions were right so far, in place of
+    epochs: those that are right now and then more often than those that always are, or never."""
+
     prompts_per_step: int = Field(default=32, ge=1, le=10**6)
     """Prompts per step."""
 

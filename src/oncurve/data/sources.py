@@ -1,4 +1,4 @@
-"""Sources of rows: files and the hub, a list in memory, the built-in task. The section `[data]`.
+"""Sources of rows: files and the hub, a list in memory, rows that are generated. The section `[data]`.
 
 Every row is read and checked before a model is loaded.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,9 +19,9 @@ from oncurve.components import Impossible
 from oncurve.data.columns import renamed, with_answer
 from oncurve.data.containers import as_rows
 from oncurve.data.files import Files
+from oncurve.data.generated import ReasoningGymRows, Seeds, TaskRows
 from oncurve.data.prompts import check_row
 from oncurve.data.settings import DataSettings, Rows
-from oncurve.tasks import KINDS as TASKS
 
 
 class InMemory(DataSettings):
@@ -101,73 +101,13 @@ class InMemory(DataSettings):
         return Files(path=file.name, eval_path=held_out.name if self.eval_rows else None, **shared)
 
 
-class TaskRows(DataSettings):
-    """Generated problems of a built-in task: columns `prompt`, `question`, `answer`."""
-
-    task: str = "arithmetic"
-    """The task's name."""
-
-    seed: int = 0
-    """Seed of the training problems; the held-out ones are the same for all seeds."""
-
-    size: int = Field(default=100_000, ge=1, le=10_000_000)
-    """Training problems per epoch."""
-
-    eval_size: int = Field(default=500, ge=0, le=10_000_000)
-    """Held-out problems; none of them occurs in training."""
-
-    @field_validator("task")
-    @classmethod
-    def _exists(cls, task: str) -> str:
-        if task not in TASKS:
-            raise ValueError(f"unknown task; the built-in tasks are: {', '.join(TASKS)}")
-        return task
-
-    @property
-    def holds_out(self) -> bool:
-        """Problems of their own."""
-        return self.eval_size > 0
-
-    impossible: ClassVar[tuple[Impossible, ...]] = (
-        Impossible(
-            lambda data: bool(data.columns),
-            "data.columns: the columns of a built-in task are prompt, question, answer; leave data.columns out",
-        ),
-    )
-
-    def column_names(self) -> frozenset[str]:
-        """Return the columns of the task's problems."""
-        return frozenset(TASKS[self.task](seed=self.seed).rows("train", 1)[0])
-
-    def read(self, base: Path | None) -> tuple[Rows, Rows]:
-        """Return both splits, each problem made when it is asked for."""
-        made = TASKS[self.task](seed=self.seed)
-        return self._rows(made, "train", self.size), self._rows(made, "test", self.eval_size)
-
-    def _rows(self, made: Any, split: str, size: int) -> Rows:
-        return Rows(_Generated(made, split, size), range(size), lambda n: f"{split} problem {n}", generated=True)
-
-
-DATA_KINDS: dict[str, type[DataSettings]] = {"files": Files, "list": InMemory, "task": TaskRows}
-
-
-@dataclass(frozen=True)
-class _Generated(Sequence[Mapping[str, Any]]):
-    """Problems made on access: a hundred thousand of them would take a second and 50 MB."""
-
-    task: Any
-    split: str
-    size: int
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.size))]
-        if not 0 <= index < self.size:
-            raise IndexError(index)
-        return self.task.rows(self.split, 1, start=index)[0]
+DATA_KINDS: dict[str, type[DataSettings]] = {
+    "files": Files,
+    "list": InMemory,
+    "task": TaskRows,
+    "seeds": Seeds,
+    "reasoning_gym": ReasoningGymRows,
+}
 
 
 def load_rows(settings: DataSettings, base: Path | None = None) -> Rows:

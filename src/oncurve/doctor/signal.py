@@ -11,6 +11,9 @@ from oncurve.report import answer_column, answer_of_row
 NOTHING_LEFT = 0.99
 """The share of constant groups from which a solved task has nothing left to learn from."""
 
+SOLVED_PROMPTS = 0.4
+"""The share of prompts that are always right from which the data is too easy."""
+
 LOWEST = 0.02
 """A mean reward between 0 and 1 up to which nearly all completions are wrong."""
 
@@ -97,6 +100,13 @@ def _right(case: Case, least: float) -> str | None:
     return f"In the last {case.span} steps {_share(case.flat)} groups are constant, with a mean reward of {reward:.3g}"
 
 
+def _always_right(case: Case) -> str | None:
+    share = case.mean("curriculum/always_right")
+    if share is None or share < SOLVED_PROMPTS:
+        return None
+    return f"{share:.0%} of the prompts are always right"
+
+
 def _identical(case: Case) -> str | None:
     groups = [group for group in case.groups if len(group.samples) > 1]
     if not groups or case.solved:
@@ -169,6 +179,17 @@ SIGNAL_RULES = (
         (
             "Stop here if the held-out accuracy is as high.",
             "Or use harder prompts; filter.dynamic_sampling=true trains on the groups that are not all right.",
+        ),
+        ("signal",),
+    ),
+    Rule(
+        "prompts-always-right",
+        "hint",
+        _always_right,
+        "The curriculum draws them rarely, and still they take a part of each step without teaching anything.",
+        (
+            "Add harder prompts, or take these out of the data.",
+            "Stop here if the held-out accuracy is as high.",
         ),
         ("signal",),
     ),

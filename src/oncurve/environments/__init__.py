@@ -1,10 +1,12 @@
 """Episodes: an environment replies to what the policy writes, and its replies are context that is not trained on.
 
-settings.py   `[environment]`: the kinds, and the limits of their workers.
+settings.py   `[environment]`: the settings, and the limits of the workers; kinds.py names them.
 engine.py     `EpisodeEngine`: a rollout engine for completions of several turns, over any other engine.
+rows.py       the rows of such completions as they grow, and the loop that decodes them.
 dialogue.py   tokens of an environment's messages.
 host.py       the workers, as the run sees them.
-play.py       the callable of a worker. episode.py is its protocol, tools.py TRL's shape of it.
+play.py       the callable of a worker. episode.py is its protocol, tools.py TRL's shape of it, games/ those of others.
+programs.py   episodes that are programs, which call the policy at endpoint.py. program.py runs them in a worker.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ if TYPE_CHECKING:
     from oncurve.environments.engine import EpisodeEngine as EpisodeEngine
     from oncurve.environments.episode import Episode as Episode, Reply as Reply, ToolCall as ToolCall
     from oncurve.environments.host import Host as Host
+    from oncurve.environments.kinds import ENVIRONMENT_KINDS as ENVIRONMENT_KINDS
+    from oncurve.environments.programs import Programs as Programs
     from oncurve.environments.settings import (
-        ENVIRONMENT_KINDS as ENVIRONMENT_KINDS,
+        Endpoint as Endpoint,
         EnvironmentSettings as EnvironmentSettings,
         NoEnvironment as NoEnvironment,
         Tools as Tools,
         environment_meant as environment_meant,
     )
+    from oncurve.environments.tools import ToolsEpisode as ToolsEpisode, finished as finished
     from oncurve.environments.trial import rehearsed as rehearsed
 
 __getattr__, _ = lazily(__name__)  # a worker imports its own side alone

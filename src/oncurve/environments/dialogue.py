@@ -41,10 +41,13 @@ class Dialogue:
 
     ends        ids of the tokens that end a turn
     variables   of the chat template
+    forms       of calls in plain text: `{"calculate": "<<{}>>"}`
     """
 
-    def __init__(self, tokenizer: Any, ends: Sequence[int], variables: Mapping[str, Any]) -> None:
-        self._tokenizer, self._variables = tokenizer, dict(variables)
+    def __init__(
+        self, tokenizer: Any, ends: Sequence[int], variables: Mapping[str, Any], forms: Mapping[str, str] | None = None
+    ) -> None:
+        self._tokenizer, self._variables, self._forms = tokenizer, dict(variables), dict(forms or {})
         self._ends = [tokenizer.decode([end]) for end in ends]
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
@@ -75,6 +78,17 @@ class Dialogue:
 
         ids = self._safe(lambda texts: self._rendered(put(texts), tools), contents)
         return replace(prompt, ids=ids, messages=tuple(put(contents)), row_ids=prompt.ids)
+
+    def asked(self, messages: Sequence[Message], tools: Sequence[Any]) -> tuple[int, ...]:
+        """Return the tokens of a chat, up to where the policy's turn begins. Raises ModelError."""
+        others = json.dumps([tools, *(each.get("tool_calls") for each in messages)])
+        if any(self._tokenizer.convert_ids_to_tokens(token) in others for token in self._special):
+            raise ModelError("a tool or a tool call holds the text of a special token")
+
+        def put(texts: Sequence[str]) -> list[dict[str, Any]]:
+            return [{**each, "content": text} for each, text in zip(messages, texts, strict=True)]
+
+        return self._safe(lambda texts: self._rendered(put(texts), tools), [each["content"] for each in messages])
 
     def reply(
         self, history: Sequence[Message], written: Message, said: Sequence[Message], tools: Sequence[Any], ended: bool
@@ -154,7 +168,7 @@ class Dialogue:
         own = special(encode(self._tokenizer, render(["-"] * len(contents)), add_special_tokens=False))
         if special(ids) == own:
             return tuple(ids)
-        marks = [f"{_MARK}{number}z" for number in range(len(contents))]
+        marks = [f"oncurve0says{number}z" for number in range(len(contents))]  # none holds the stand-in
         text, found = render(marks), dict(zip(marks, contents, strict=True))
         pieces = re.split(f"({'|'.join(marks)})", text)
         parts = [
@@ -168,11 +182,13 @@ class Dialogue:
     def calls(self, prompt_ids: Sequence[int], ids: Sequence[int], text: str, tools: Sequence[Any]) -> list[Any]:
         """Return the tool calls in a turn, each `{"name", "arguments"}`, or a string: why it cannot be read.
 
-        They are read as the tokenizer's response template has them; without one as `<tool_call>{...}</tool_call>`, or
-        as one JSON object alone.
+        They are read in their `forms`; without any as the tokenizer's response template has them; without one as
+        `<tool_call>{...}</tool_call>`, or as one JSON object alone.
         """
         if not tools:
             return []
+        if self._forms:
+            return self._written_out(self._tokenizer.decode(list(ids), skip_special_tokens=True), tools)
         if getattr(self._tokenizer, "response_template", None) is None:
             found = _HERMES.findall(text)
             alone = text.strip()
@@ -182,6 +198,19 @@ class Dialogue:
         except Exception as error:  # a template's own code
             return [f"the call cannot be read: {error}"]
         return [_call(json.dumps(each.get("function", each))) for each in message.get("tool_calls") or ()]
+
+    def _written_out(self, text: str, tools: Sequence[Any]) -> list[dict[str, Any]]:
+        schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+        found: list[tuple[int, dict[str, Any]]] = []
+        for name, form in self._forms.items():
+            parameter = next(iter(schemas.get(name, {}).get("properties", ())), "")
+            opening, closing = form.split("{}")
+            at = 0
+            for piece in text.split(closing)[:-1]:
+                _, opened, argument = piece.rpartition(opening or "\n")
+                at += len(piece) + len(closing)
+                found += [(at, {"name": name, "arguments": {parameter: argument}})] if opened or not opening else []
+        return [call for _, call in sorted(found, key=lambda each: each[0])]
 
 
 def _calls_of(message: Message) -> Sequence[Mapping[str, Any]]:

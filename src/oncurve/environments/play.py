@@ -44,7 +44,7 @@ class Player:
         elif key not in self._live:
             return {"lost": True}
         episode = self._live[key]
-        _seed(item["seed"])
+        seed_all(item["seed"])
         try:
             if act == "start":
                 return {"said": _said(episode.start(item["row"], item["prompt"]))}
@@ -85,7 +85,8 @@ def _said(value: Any) -> Any:
     raise TypeError(f"it begins with a {type(value).__name__} ({value!r:.60}), and not with text or messages")
 
 
-def _seed(seed: int) -> None:
+def seed_all(seed: int) -> None:
+    """Seed Python's and numpy's global generators."""
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 import cloudpickle
 from pydantic import Field, JsonValue, model_validator
 
+from oncurve.base.errors import ConfigError
 from oncurve.components import Component
 from oncurve.environments.play import Player
 from oncurve.environments.tools import player
@@ -20,17 +22,27 @@ Factory = tuple[str, dict[str, Any]]
 """The path of a function that returns a `Player`, and its arguments."""
 
 
+_LONGEST_PROGRAM_SECONDS = 7 * 86_400.0
+
+
 class NoEnvironment(Component):
     """A completion is one turn (`kind = "none"`)."""
 
     present: ClassVar[bool] = False
+    plays: ClassVar[None] = None
     exact: ClassVar[bool] = True
+
+    def missing(self) -> list[str]:
+        """Return nothing."""
+        return []
 
 
 class EnvironmentSettings(WorkerLimits):
     """The fields of every kind of environment."""
 
     present: ClassVar[bool] = True
+    programs: ClassVar[bool] = False
+    """A program of each episode calls the policy, instead of replying to it."""
 
     max_turns: int = Field(default=16, ge=1, le=10**6)
     """The most turns of the policy in one episode."""
@@ -50,9 +62,23 @@ class EnvironmentSettings(WorkerLimits):
     """The limit for one reply. A longer one ends its worker and leaves the episode out of training."""
 
     @property
+    def plays(self) -> EnvironmentSettings:
+        """These settings; None where there is no environment."""
+        return self
+
+    @property
     def title(self) -> str:
         """The environment's name in the plan."""
         return type(self).__name__
+
+    @property
+    def call_forms(self) -> Mapping[str, str]:
+        """Return how a call of each tool is written in plain text; empty: as the model's template has it."""
+        return {}
+
+    def missing(self) -> list[str]:
+        """Return a line for each thing without which the environment cannot run."""
+        return []
 
     def factory(self, base: Path | None) -> Factory:
         """Return what a worker loads. `base`: the folder against which paths in the settings are resolved."""
@@ -83,6 +109,11 @@ class Tools(EnvironmentSettings):
     tools: tuple[str, ...] = ()
     """Functions that are tools of every episode, by the same paths."""
 
+    calls: dict[str, str] = Field(default_factory=dict)
+    """How a call of a tool with one argument is written in plain text: `{ calculate = "<<{}>>" }`; a form that begins
+    with `{}` takes what stands before its end in the line. For a model whose chat template knows no tools, and one
+    without a template; none: as its template has it, or as JSON."""
+
     classes: Any = Field(default=None, exclude=True, repr=False)
     """The class itself, or a mapping of names to classes, in place of a path (Python API)."""
 
@@ -95,10 +126,18 @@ class Tools(EnvironmentSettings):
             raise ValueError('give a class (path = "game.py:Game"), or functions (tools = ["calculator.py:add"])')
         if (self.path is not None or self.tools) and (self.classes is not None or self.functions):
             raise ValueError("give classes and functions as paths, or all as objects")
+        for form in self.calls.values():
+            if form.count("{}") != 1 or form.endswith("{}"):
+                raise ValueError(f"calls: {form!r} must have {{}} once, for the argument, and an end after it")
         for path in (*self._paths.values(), *self.tools):
             if not all(path.rpartition(":")[::2]):
                 raise ValueError(f"{path!r} names nothing in a file; write 'file.py:Name'")
         return self
+
+    @property
+    def call_forms(self) -> Mapping[str, str]:
+        """The forms of calls in plain text."""
+        return self.calls
 
     @property
     def _paths(self) -> dict[str, str]:
@@ -137,10 +176,75 @@ class Tools(EnvironmentSettings):
         return player(self._classes, self.functions, self.settings, here=True)
 
 
-ENVIRONMENT_KINDS: dict[str, type[Component]] = {"none": NoEnvironment, "tools": Tools}
-"""The kinds of environments, by their names in a configuration."""
+class Endpoint(EnvironmentSettings):
+    """A program of yours that calls the policy at an OpenAI-compatible address (`kind = "endpoint"`).
+
+    Calls that go on from what the policy has answered are one completion. Other calls of an episode are further
+    completions of its group, with the same reward.
+    """
+
+    programs: ClassVar[bool] = True
+
+    program: str | None = None
+    """A function, sync or async: "agent.py:run" (relative to the recipe) or "module:run". It is given what it names of
+    base_url, api_key, model, row, prompt and the columns, and returns the reward of the episode, or None."""
+
+    command: tuple[str, ...] = ()
+    """In place of a function, a command such as ["python", "agent.py"], started in the recipe's folder, with
+    OPENAI_BASE_URL, OPENAI_API_KEY and ONCURVE_ROW in its environment. The last line of its output is the reward."""
+
+    function: Any = Field(default=None, exclude=True, repr=False)
+    """The function itself, in place of a path (Python API)."""
+
+    processes: int = Field(default=8, ge=1, le=1024)
+    """Worker processes, each of which runs one program at a time: so many rows are decoded together."""
+
+    timeout_seconds: Seconds = 60.0
+    """The limit for a program's next call, or its end. A longer wait ends it and leaves its episode out of training."""
+
+    max_prompt_tokens: int = Field(default=4096, ge=1, le=1 << 24)
+    """The most tokens of the messages of a call that begins a completion. A longer call gets an error."""
+
+    together_seconds: float = Field(default=0.02, ge=0, le=60)
+    """Calls that one program makes at the same time, within so many seconds, are answered together, in an order that
+    depends on what they say alone."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Endpoint:
+        if sum((self.program is not None, bool(self.command), self.function is not None)) != 1:
+            raise ValueError('give a program ("agent.py:run") or a command (["python", "agent.py"]), one of them')
+        if find_spec("starlette") is None or find_spec("uvicorn") is None:
+            raise ValueError("it needs starlette and uvicorn; install them with: pip install 'oncurve[endpoint]'")
+        if self.program is not None and not all(self.program.rpartition(":")[::2]):
+            raise ValueError(f"{self.program!r} names nothing in a file; write 'agent.py:run'")
+        return self
+
+    @property
+    def title(self) -> str:
+        """The name of the function, or of the command."""
+        if self.command:
+            return Path(self.command[-1]).stem or "program"
+        return getattr(self.function, "__name__", "program") if self.program is None else self.program.split(":")[-1]
+
+    def factory(self, base: Path | None) -> Factory:
+        """Return the programs' own factory. Raises ConfigError: the function cannot be copied to a worker."""
+        pickled = None
+        if self.function is not None:
+            try:
+                pickled = base64.b64encode(cloudpickle.dumps(self.function)).decode()
+            except Exception as error:  # picklers raise anything
+                raise ConfigError(f"environment.function: it cannot be copied to a worker: {error}") from error
+        code = {"program": self.program, "command": self.command, "pickled": pickled}
+        return "oncurve.environments.program:served", {**code, "base": str(base or Path.cwd())}
+
+    def workers(self, base: Path | None) -> WorkerPool:
+        """Return a pool of one worker. It limits a program's memory; who waits for its calls limits their time."""
+        path, settings = self.factory(base)
+        return self.pool(path, settings, 1, _LONGEST_PROGRAM_SECONDS)
 
 
 def environment_meant(table: Mapping[str, Any]) -> str | None:
-    """Return the kind of an `[environment]` table without a `kind`: "tools" where it names code."""
+    """Return the kind of an `[environment]` table without a `kind`, by the code that it names."""
+    if table.keys() & {"program", "command", "function"}:
+        return "endpoint"
     return "tools" if table.keys() & {"path", "tools", "classes", "functions"} else None

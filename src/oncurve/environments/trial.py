@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from queue import Empty
 from typing import Any
 
 from oncurve.base.errors import ConfigError
 from oncurve.environments.host import Host
+from oncurve.processes.pool import Reply
 
 MADE_UP = "a made-up turn"
 
@@ -19,6 +21,8 @@ def rehearsed(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str
     Raises ConfigError: the environment's code cannot be loaded, or fails in the way that is told.
     """
     about = host.about()
+    if host.settings.programs:
+        return _called(host, row, prompt)
     said = [("prompt", _text(prompt))] if prompt else []
     start = _asked(host, {"act": "start", "row": dict(row), "prompt": prompt})
     said += [("environment", _text(start["said"]))] if start["said"] else []
@@ -32,6 +36,31 @@ def rehearsed(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str
         if not reply["done"]:
             reply = _asked(host, {"act": "end"})
     return said + ([] if reply["outcome"] is None else [("outcome", f"{reply['outcome']:g}")])
+
+
+def _called(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, str]]:
+    """Run a program whose calls get made-up answers. What it does after the first of them is no mistake of it."""
+    from oncurve.environments.endpoint import Call, answered  # here: its packages are an extra
+
+    host.ready()
+    line, said, reply = host.endpoint.open(), list[tuple[str, str]](), Reply(None, "timeout", "it made no call")
+    pending = host.run(0, line, row, prompt, 0)
+    try:
+        while (event := line.events.get(timeout=host.settings.timeout_seconds)) is not None:
+            if isinstance(event, Call) and said:
+                event.refuse("an episode before a run has one call", "max_turns")
+            elif isinstance(event, Call):
+                said += [*((each["role"], each["content"]) for each in event.asked.messages), ("assistant", MADE_UP)]
+                event.settle(200, answered(MADE_UP, (), "eos", 1, 1))
+        reply = pending.result()
+    except Empty:
+        pending.cancel()
+    host.endpoint.shut(line)
+    if not said:
+        why = "it made no call" if reply.fault is None else f"{reply.fault}: {reply.message.strip()}"
+        raise ConfigError(f"environment: the program failed for the first row ({why})")
+    given = reply.fault is None and reply.value["outcome"] is not None
+    return said + ([("outcome", f"{reply.value['outcome']:g}")] if given else [])
 
 
 def _asked(host: Host, item: dict[str, Any]) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oncurve.evaluate.estimators import maj_at_k, pass_at_k, powers_of_two
@@ -213,7 +213,13 @@ def evaluate(
 def _scored(engine: RolloutEngine, scorer: Scorer, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
     with scorer.begin() as scoring:
         groups = sample(engine, prompts, EVALUATION_DRAW, sampling.group_size, sampling, scoring.submit)
-        return scoring.finish(groups)
+        return [_one_per_sample(group) for group in scoring.finish(groups)]
+
+
+def _one_per_sample(group: Group) -> Group:
+    """Return the group with the first completion of each episode."""
+    pairs = [(group.completions[number], group.scores[number]) for number in group.firsts()]
+    return replace(group, completions=tuple(c for c, _ in pairs), scores=tuple(s for _, s in pairs))
 
 
 def _verdicts(

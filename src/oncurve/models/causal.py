@@ -117,8 +117,10 @@ def longest_of(prompts: Sequence[Tensor], group_ids: Tensor, lengths: Tensor) ->
     return int((sizes[group_ids] + lengths.to(group_ids.device)).max()) if len(group_ids) else 0
 
 
-Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Draw = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """`(logits (n, V), uniforms (n,)) -> (ids (n,), log-probabilities (n,))`, without reading a number on the host.
+
+Where `DecodeRequest.truncated`, `(..., sizes (n,), ids (m,))` of the kept sets follow, as in `Completion`.
 
 Steps that are captured for one draw are used again for another that equals it.
 """
@@ -132,6 +134,8 @@ class EndedRows:
     logprobs: tuple[float, ...]
     ended: Ending
     text: str | None
+    kept_sizes: tuple[int, ...] | None = None
+    kept_ids: bytes = b""
 
 
 OnEnded = Callable[[int, list[EndedRows]], None]
@@ -165,6 +169,7 @@ class DecodeRequest:
     draw             the sampler
     stop             finds stop strings; None: there are none
     max_concurrent   at most so many rows are decoded at a time; None: all
+    truncated        `draw` gives kept sets, which the rows have
     """
 
     prompts: Sequence[Tensor]
@@ -175,6 +180,7 @@ class DecodeRequest:
     draw: Draw
     stop: StopStrings | None = None
     max_concurrent: int | None = None
+    truncated: bool = False
 
     @property
     def copies(self) -> int:

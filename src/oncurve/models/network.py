@@ -151,12 +151,14 @@ class TransformersModel:
     def token_loop(self) -> TokenLoop:
         """In CUDA graphs on CUDA, whose buffers are kept from rollout to rollout; elsewhere with a cached decoder."""
         device = module_device(self.module)
+        host = HostLoop(self.decoder, device)
         if self._buffers is None:
             self._buffers = graph_buffers(device)
-        if self._buffers is not None:
-            self._joined = join(self._products(), self._joined)
-            return GraphLoop(self._buffers, partial(self._run, prepacked=self._joined), self.module, self.raw_logits)
-        return HostLoop(self.decoder, device)
+        if self._buffers is None:
+            return host
+        self._joined = join(self._products(), self._joined)
+        run = partial(self._run, prepacked=self._joined)
+        return GraphLoop(self._buffers, run, self.module, self.raw_logits, host)
 
     def free_decoding(self) -> bool:
         """Free cache and graphs, which the next rollout makes again; return whether there were any."""

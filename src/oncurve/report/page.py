@@ -28,6 +28,8 @@ FEATURED = (
     "policy/entropy",
     "completions/length",
     "groups/constant",
+    "curriculum/always_right",
+    "curriculum/always_wrong",
     "optim/grad_norm",
     "advantage/abs_mean",
     "completions/truncated",

@@ -2,6 +2,8 @@
 
 from oncurve.reward_models.examples import (
     REWARD_EXAMPLE_KINDS as REWARD_EXAMPLE_KINDS,
+    LabelledSteps as LabelledSteps,
+    PreferencePair as PreferencePair,
     Preferences as Preferences,
     RewardExamples as RewardExamples,
     StepLabels as StepLabels,

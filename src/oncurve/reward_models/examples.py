@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -21,7 +22,37 @@ from oncurve.base.errors import DataError, suggest
 from oncurve.components import Component
 from oncurve.data import read_jsonl
 from oncurve.randomness import permutation
-from oncurve.types import LabelledSteps, Messages, PreferencePair
+from oncurve.types import Messages
+
+
+@dataclass(frozen=True)
+class PreferencePair:
+    """Two completions of one prompt, the better one first: what an outcome reward model learns from.
+
+    Example: `PreferencePair("2+2=", "4", "5")`. `margin`: by how much the reward of `chosen` should be higher.
+    """
+
+    prompt: Messages
+    chosen: Messages
+    rejected: Messages
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class LabelledSteps:
+    """A completion with labelled steps: what a process reward model learns from.
+
+    `ends[j]` is the offset in `completion` just after step j. `labels[j]` in 0 ... 1 says whether step j is right, or
+    which share of its continuations is; None: unknown.
+
+    Example: `LabelledSteps("2+2+1=", "4+1\\n6", (4, 5), (1.0, 0.0))`.
+    """
+
+    prompt: Messages
+    completion: str
+    ends: tuple[int, ...]
+    labels: tuple[float | None, ...]
+
 
 Example = PreferencePair | LabelledSteps
 HOLD_OUT_SEED = 0  # not run.seed: runs that differ in their seed are evaluated on the same rows

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from oncurve.reward_models.examples import LabelledSteps, PreferencePair
 from oncurve.rewards import Scorer
 from oncurve.rollout import RolloutEngine, Sampling, sample
 from oncurve.steps import Splitter
-from oncurve.types import Completion, Group, LabelledSteps, Messages, PreferencePair, Prompt
+from oncurve.types import Completion, Group, Messages, Prompt
 
 Labeller = Callable[[Sequence[Group]], list[PreferencePair] | list[LabelledSteps]]
 """Scored groups -> examples for a reward model."""

@@ -33,7 +33,7 @@ from oncurve.models.classifiers import (
     save_classifier,
 )
 from oncurve.models.loading import DTYPES
-from oncurve.types import LabelledSteps, PreferencePair
+from oncurve.reward_models.examples import LabelledSteps, PreferencePair
 
 Example = PreferencePair | LabelledSteps
 TOKENS = 16384

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from oncurve.rewards.functions.format import Format as Format
     from oncurve.rewards.functions.math import Math as Math
     from oncurve.rewards.functions.python import Python as Python, path_of as path_of
+    from oncurve.rewards.functions.reasoning_gym import ReasoningGym as ReasoningGym
     from oncurve.rewards.functions.shaping import Overlong as Overlong, Repetition as Repetition
     from oncurve.rewards.functions.verify import (
         Exact as Exact,

@@ -8,6 +8,7 @@ from oncurve.rewards.functions.episode import EnvironmentReward
 from oncurve.rewards.functions.format import Format
 from oncurve.rewards.functions.math import Math
 from oncurve.rewards.functions.python import Python
+from oncurve.rewards.functions.reasoning_gym import ReasoningGym
 from oncurve.rewards.functions.shaping import Overlong, Repetition
 from oncurve.rewards.functions.verify import Exact, Numeric, Regex, Task, TaskSteps
 from oncurve.rewards.judge.model_judge import ModelJudge
@@ -28,6 +29,7 @@ REWARD_KINDS: dict[str, type[RewardSettings]] = {
     "repetition": Repetition,
     "cosine": Cosine,
     "environment": EnvironmentReward,
+    "reasoning_gym": ReasoningGym,
     "model": ModelReward,
     "process_model": ProcessModelReward,
     "model_judge": ModelJudge,

@@ -20,9 +20,9 @@ from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.models import CausalModel, DecodeRequest, EndedRows, Weights, module_device
 from oncurve.randomness import row_keys
-from oncurve.rollout.sampler import Sampler
 from oncurve.rollout.sampling import Sampling
 from oncurve.rollout.stopping import Detokenizer, StopSearch, StopTable, Tokenizer
+from oncurve.rollout.truncation import sampler_of
 from oncurve.types import Completion, Group, Prompt
 
 OnGroup = Callable[[int, Group], None]
@@ -115,7 +115,7 @@ def sample(
     on_group: OnGroup | None = None,
 ) -> list[Group]:
     """Return the engine's groups, one per prompt, of `group_size` completions each; a prompt that occurs twice gets
-    others.
+    others. An episode may have several completions.
 
     Raises ConfigError: the engine returned something else.
     """
@@ -129,7 +129,7 @@ def sample(
 
 
 def _outline(group: object) -> tuple[int, int] | None:
-    return (group.prompt.id, len(group.completions)) if isinstance(group, Group) else None
+    return (group.prompt.id, len(group.firsts())) if isinstance(group, Group) else None
 
 
 class InProcessEngine(EngineBase):
@@ -233,9 +233,10 @@ class InProcessEngine(EngineBase):
             self._row_limits(prompts, prompt_ids, sample_index, sampling).view(-1, size),
             sampling.max_new_tokens,
             self._eos_ids + sampling.eos_ids,
-            Sampler(sampling.temperature),
+            sampler_of(sampling),
             StopSearch(table, [prompt.ids for prompt in prompts for _ in range(size)]) if table else None,
             sampling.rows_at_once(module_device(model.module).type),
+            bool(sampling.truncation),
         )
         model.token_loop()(request, finish)
 
@@ -262,6 +263,8 @@ class InProcessEngine(EngineBase):
                 row.ended,
                 first + index,
                 version,
+                kept_sizes=row.kept_sizes,
+                kept_ids=row.kept_ids,
             )
             for index, row in enumerate(ended)
         )

@@ -15,7 +15,8 @@ class EngineConfig(Protocol):
     """Settings that build an engine."""
 
     exact: ClassVar[bool]
-    """The engine's own `exact`, known before it is built, for the plan."""
+    """The engine's own `exact`, known before it is built, for the plan. A class may also state
+    `records_kept_sets = True`: its completions have the kept sets of truncated sampling."""
 
     def build(
         self, sampling: Sampling, tokenizer: Tokenizer | None, eos_ids: Sequence[int], seed: int
@@ -33,6 +34,7 @@ class LocalEngine(Component):
     """Samples in the training process, with the very module that is trained (`kind = "local"`)."""
 
     exact: ClassVar[bool] = True
+    records_kept_sets: ClassVar[bool] = True
 
     def build(
         self, sampling: Sampling, tokenizer: Tokenizer | None, eos_ids: Sequence[int], seed: int

@@ -4,8 +4,8 @@ The distribution is `π = softmax(logits / temperature)`, and the token for unif
 `Σ_{j≤i} π_j > u · Σ_j π_j`. `torch.multinomial` draws V exponentials a row from one serial generator; this sums the row
 by blocks and then searches one block.
 
-Covered: any V; tokens of probability zero are never drawn; `u` next to 0 or 1.
-Not covered: top-p, top-k, min-p. They are refused for training: the learner could not recompute the kept set.
+Covered: any V; tokens of probability zero are never drawn; `u` next to 0 or 1. With top-k, top-p or min-p:
+`truncation.py`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def sample(logits: Tensor, uniforms: Tensor, temperature: float = 1.0) -> tuple[
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         probabilities = torch.softmax(wide if temperature == 1 else wide / temperature, dim=-1)
         cumulative = probabilities.cumsum(dim=1, dtype=torch.float64)
-        ids = _first_above(cumulative, uniforms * cumulative[:, -1:])[0]
+        ids = first_above(cumulative, uniforms * cumulative[:, -1:])[0]
         logprobs = probabilities.gather(1, ids).log_()
     return ids.squeeze(1), logprobs.squeeze(1)
 
@@ -81,13 +81,13 @@ def _sample_blocks(logits: Tensor, uniforms: Tensor, temperature: float) -> tupl
     sums, highest = (_sums_on_gpu if on_gpu(logits.device) else _sums_in_cache)(logits, temperature)
     cumulative = sums.cumsum(dim=1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    block, target = _first_above(cumulative, uniforms * total)
+    block, target = first_above(cumulative, uniforms * total)
     # Never negative: the sum before the first block above the target is not above it.
     target = target - cumulative.gather(1, (block - 1).clamp_(min=0)).masked_fill_(block == 0, 0.0)
     members = block * _BLOCK + torch.arange(_BLOCK, device=logits.device)
     inside = _scale(logits.gather(1, members.clamp(max=vocabulary - 1)) - highest, temperature)
     weights = inside.exp().masked_fill_(members >= vocabulary, 0.0)
-    member = _first_above(weights.cumsum(dim=1, dtype=torch.float64), target)[0]
+    member = first_above(weights.cumsum(dim=1, dtype=torch.float64), target)[0]
     logprobs = inside.gather(1, member) - total.log().to(inside.dtype)
     return (block * _BLOCK + member).clamp_(max=vocabulary - 1), logprobs
 
@@ -126,7 +126,7 @@ def _scale(x: Tensor, temperature: float) -> Tensor:
     return x if temperature == 1 else x.div_(temperature)
 
 
-def _first_above(cumulative: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def first_above(cumulative: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first `i` `(n, 1)` with `cumulative[i] > target`, and the target that was used `(n, 1)`.
 
     The target is held below the last sum, or rounding could push it past every token. The token found has itself

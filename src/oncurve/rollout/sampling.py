@@ -22,6 +22,16 @@ class Sampling(Component):
     temperature: float = Field(1.0, ge=0, le=1e4)
     """Logits are divided by it, in the learner too; 0 takes the likeliest token (evaluation)."""
 
+    top_k: int = Field(default=0, ge=0, le=10**7)
+    """Sample from this many of the likeliest tokens only; 0: from all."""
+
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the fewest of the likeliest tokens that together have this probability, after `top_k`; 1: from all.
+    The learner trains on the same kept sets, as they were recorded."""
+
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Sample from tokens that are at least this share as likely as the likeliest one, after `top_p`; 0: from all."""
+
     stop: tuple[str, ...] = ()
     """Strings that end a completion. The text ends before the string, the token ids after the token that completed it.
     """
@@ -36,6 +46,12 @@ class Sampling(Component):
     def rows_at_once(self, device_type: str) -> int:
         """Return `max_concurrent`, or where it is not set what stands for it on a type of device."""
         return self.max_concurrent or (1024 if device_type == "cuda" else 256)
+
+    @property
+    def truncation(self) -> str:
+        """The settings that leave tokens out before one is drawn, like "top_k 20, top_p 0.9"; "" for none."""
+        given = {"top_k": self.top_k, "top_p": self.top_p % 1, "min_p": self.min_p}
+        return ", ".join(f"{name} {value:g}" for name, value in given.items() if value and self.temperature)
 
     def of(self, prompt: Prompt) -> Sampling:
         """Return these settings with the prompt's own `limit`, where that is lower."""

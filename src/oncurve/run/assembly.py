@@ -27,15 +27,16 @@ from oncurve.data import (
     load_rows,
     prompt_columns,
 )
-from oncurve.environments import Dialogue, EpisodeEngine, Host, NoEnvironment, rehearsed
+from oncurve.environments import Host, rehearsed
 from oncurve.evaluate import Evaluation
 from oncurve.forecast import training_bytes
-from oncurve.learner import Learner, check_learner
+from oncurve.learner import Learner
 from oncurve.machine.threads import prepare_process
 from oncurve.models import Adapter, LoadedModel, adapted, module_device
 from oncurve.reward_models import Iterations
 from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine, check_token_ids
+from oncurve.run.building import build_engine, build_learner, engine_maker, host_of, with_environment
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
 from oncurve.run.evaluating import evaluate_policy
 from oncurve.run.iterations import LabellingInputs, iterations, step_locator
@@ -337,7 +338,7 @@ def _build_run(
     rewards.locate = step_locator(loaded.tokenizer)
     engine = config.cluster.rollout_engine(
         build_engine(config, loaded),
-        _engine_maker(config, loaded),
+        engine_maker(config, loaded),
         config.rollout,
         loaded.tokenizer,
         loaded.eos_ids,
@@ -371,69 +372,3 @@ def _add_reward_model(run: Run, base: Path | None) -> None:
         sources = LabellingInputs(run.engine, run.rewards, run.learner, run.loaded)
         run.iterations = iterations(run.config, base, sources, settings.build(classifier))
         run.trainer.outer = run.iterations
-
-
-def build_learner(
-    config: RunConfig, loaded: LoadedModel, reference: LoadedModel | None = None, teacher: LoadedModel | None = None
-) -> Learner:
-    """Return the learner of `[learner]`, on the ranks of `[cluster]`.
-
-    Raises ConfigError: what its settings build is none.
-    """
-    make = partial(
-        config.learner.build,
-        loaded.model,
-        config.policy_term,
-        config.regularizer,
-        critic=config.critic,
-        temperature=1.0 if config.demonstrates else config.rollout.temperature,
-        total_updates=config.run.steps * config.updates_per_step,
-        reference=None if reference is None else reference.model,
-        teacher=None if teacher is None else teacher.model,
-        dtype=loaded.dtype,
-        tokenizer=loaded.tokenizer,
-    )
-    models = [each.model for each in (loaded, reference, teacher) if each is not None]
-    learner = config.cluster.learner(make, models)
-    return check_learner(learner)
-
-
-def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
-    """Return the engine of `[engine]`, in this process alone. Raises ConfigError: what its settings build is not
-    one.
-    """
-    engine = _engine_maker(config, loaded)()
-    needed = ("exact", "follow", "generate", "measured", "worked", "close")
-    lacking = [name for name in needed if not hasattr(engine, name)]
-    if lacking:
-        lacks = f"{type(engine).__name__} lacks {' and '.join(lacking)}; derive it from oncurve.rollout.EngineBase"
-        raise ConfigError(f"engine.kind: what it builds is no rollout engine: {lacks}")
-    if engine.exact != config.engine.exact:
-        stated = f"its settings say exact = {config.engine.exact}, and the engine says {engine.exact}"
-        raise ConfigError(f"engine.kind: {stated}; the plan and the maths need the same")
-    return engine
-
-
-def host_of(config: RunConfig, base: Path | None) -> Host | None:
-    """Return what plays the episodes of `[environment]`; None: completions are of one turn."""
-    return None if isinstance(config.environment, NoEnvironment) else Host(config.environment, base)
-
-
-def with_environment(
-    config: RunConfig, engine: RolloutEngine, loaded: LoadedModel, rewards: RewardSet, host: Host | None
-) -> RolloutEngine:
-    """Return the engine whose completions are episodes that `host` plays; `engine` itself without one.
-
-    Raises ConfigError: the model has no tokenizer.
-    """
-    if host is None:
-        return engine
-    if loaded.tokenizer is None:
-        raise ConfigError("environment: what it says is text, and the model has no tokenizer; give it one")
-    dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs)
-    keep = any("environments" in each.accepts.takes for each in rewards.components)
-    return EpisodeEngine(engine, host, dialogue, config.rollout, config.run.seed, keep)
-
-
-def _engine_maker(config: RunConfig, loaded: LoadedModel) -> Callable[[], RolloutEngine]:
-    return partial(config.engine.build, config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed)

@@ -14,8 +14,10 @@ from oncurve.models import LoadedModel
 from oncurve.reward_models import (
     Example,
     Iterations,
+    LabelledSteps,
     Labeller,
     MonteCarloLabels,
+    PreferencePair,
     Preferences,
     Replay,
     RewardExamples,
@@ -28,7 +30,7 @@ from oncurve.rewards import DeferredScoring, Locate, RewardSet
 from oncurve.rollout import Detokenizer, RolloutEngine
 from oncurve.steps import splitter_of, token_ends
 from oncurve.trainer import ReferenceSchedule
-from oncurve.types import Group, LabelledSteps, PreferencePair, Score
+from oncurve.types import Group, Score
 
 Kind = Literal["preferences", "steps"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from oncurve.config import RunConfig
-from oncurve.data import Demonstrations, PromptOrder, Prompts
+from oncurve.data import Demonstrations, PassRateOrder, PromptOrder, Prompts
 from oncurve.evaluate import part_is_1
 from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine
@@ -21,6 +21,7 @@ from oncurve.trainer import (
     OldPolicy,
     TrainerConfig,
 )
+from oncurve.types import Score
 
 
 def trainer_config(config: RunConfig, environment: Mapping[str, object] | None = None) -> TrainerConfig:
@@ -48,11 +49,15 @@ def trainer_config(config: RunConfig, environment: Mapping[str, object] | None =
 
 def dynamic_sampling(config: RunConfig) -> DynamicSampling | None:
     """Return which groups a step trains on, by the verifier where there is one; None: on all that are usable."""
-    settings, verifier = config.filter, verifier_of(config.rewards, config.eval.verifier)
+    settings = config.filter
     if not settings.dynamic_sampling:
         return None
-    correct = None if verifier is None else part_is_1(verifier)
-    return DynamicSampling(settings.max_rounds, correct, settings.mask_truncated)
+    return DynamicSampling(settings.max_rounds, _correct(config), settings.mask_truncated)
+
+
+def _correct(config: RunConfig) -> Callable[[Score], bool | None] | None:
+    verifier = verifier_of(config.rewards, config.eval.verifier)
+    return None if verifier is None else part_is_1(verifier)
 
 
 def credit_of(config: RunConfig) -> Credit:
@@ -62,6 +67,8 @@ def credit_of(config: RunConfig) -> Credit:
 
 def order_of(config: RunConfig, prompts: Prompts) -> PromptOrder:
     """Return the order in which a run takes its prompts."""
+    if config.data.curriculum == "pass_rate":
+        return PassRateOrder(prompts, config.run.seed, prompts.rows.numbers)
     return PromptOrder(prompts, config.run.seed, config.data.shuffle, prompts.mixture)
 
 
@@ -82,7 +89,8 @@ def groups_of(
         )
     cluster, least = config.cluster.facts, config.advantage.min_valid_completions
     size, dynamic = config.rollout.group_size, dynamic_sampling(config)
-    given = (engine, rewards, order_of(config, prompts), config.data.prompts_per_step, size, least, dynamic)
+    right = _correct(config) if config.data.curriculum == "pass_rate" else None
+    given = (engine, rewards, order_of(config, prompts), config.data.prompts_per_step, size, least, dynamic, right)
     if not cluster.lag:
         return Groups(*given)
     return LaggedGroups(*given, lag=cluster.lag, ahead=cluster.workers > 0, steps=config.run.steps)

@@ -7,5 +7,6 @@ from oncurve.tasks.arithmetic import (
     is_correct as is_correct,
     read_question as read_question,
 )
+from oncurve.tasks.reasoning_gym import reasoning_dataset as reasoning_dataset
 
 KINDS: dict[str, type] = {"arithmetic": ArithmeticTask}

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from oncurve.data import Counts
 from oncurve.metrics import Metrics
 from oncurve.models import Weights
 from oncurve.trainer.result import Collected, StepResult
@@ -30,10 +31,10 @@ class Advantage(Protocol):
 
 
 class PromptSource(Protocol):
-    """Prompts in an order that is a function of the cursor."""
+    """Prompts in an order that is a function of the cursor, and of the counts in a curriculum."""
 
-    def take(self, cursor: int, count: int) -> tuple[list[Prompt], int]:
-        """Return `count` prompts from `cursor` on, and the cursor after them."""
+    def take(self, cursor: int, count: int, counts: Counts | None = None) -> tuple[list[Prompt], int]:
+        """Return `count` prompts from `cursor` on, and the cursor after them; with a curriculum by the `counts`."""
         ...
 
     def epoch(self, cursor: int) -> float:

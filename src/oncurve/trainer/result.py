@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from oncurve.data import Counts
 from oncurve.trainer.groups.surplus import SurplusGroup
 from oncurve.types import Group
 
@@ -19,6 +20,7 @@ class Collected:
     surplus   those that the next step trains on; they are not among `groups`
     cursor    prompts taken from the source, these included
     draw      rounds of sampling, these included
+    counts    of a curriculum, `usable` included
     """
 
     groups: tuple[Group, ...]
@@ -26,6 +28,7 @@ class Collected:
     surplus: tuple[SurplusGroup, ...]
     cursor: int
     draw: int
+    counts: Counts = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from oncurve.base.errors import CheckpointError
+from oncurve.data import Counts
 from oncurve.trainer.groups.surplus import SurplusGroup
 
 
@@ -27,6 +28,7 @@ class TrainerState:
     best            the best value of `checkpoint.best` so far, None: none yet; `best_step`: after which step, 0: before
                     the first; `since_best`: evaluations since then
     surplus         groups that dynamic sampling has kept for the next step, in the order in which it trains on them
+    counts          of a curriculum: by a prompt's id how many of its completions were right, and how many there were
     """
 
     step: int = 0
@@ -42,6 +44,7 @@ class TrainerState:
     best_step: int = 0
     since_best: int = 0
     surplus: tuple[SurplusGroup, ...] = ()
+    counts: Counts = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON-able values, without `surplus`, which is a file of its own."""
@@ -50,7 +53,8 @@ class TrainerState:
     @classmethod
     def from_json(cls, record: Mapping[str, Any], surplus: tuple[SurplusGroup, ...] = ()) -> TrainerState:
         """The inverse of `to_json`. Raises CheckpointError where fields are missing or unknown."""
+        counts = {int(number): tuple(pair) for number, pair in record.get("counts", {}).items()}
         try:
-            return cls(**{**record, "surplus": surplus})
+            return cls(**{**record, "surplus": surplus, "counts": counts})
         except TypeError as error:
             raise CheckpointError(f"the trainer's state was written by another version of oncurve: {error}") from error

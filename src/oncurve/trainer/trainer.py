@@ -38,13 +38,10 @@ from oncurve.trainer.updates import Updates
 from oncurve.trainer.watching import (
     HeldOut,
     StopSignals,
-    TokenNumbers,
     UntrainedUpdates,
-    after_updates,
-    before_updates,
-    by_token,
     observe_batch,
     observe_memory,
+    recording_tokens,
     split_advantages,
     summarized,
     timer,
@@ -127,8 +124,7 @@ class Trainer:
         batch = self.score(collected.usable, metrics)  # old and reference log-probs, values, a KL in the reward
         batch = credited(batch, self.credit.advantage)  # 9   one advantage per token
         advantages = self.record(collected, batch, metrics)
-        self.record_tokens(batch, collected, metrics, before_updates)
-        with timer(metrics, "update"):
+        with recording_tokens(self.recorder, batch, collected, self.learner, metrics), timer(metrics, "update"):
             for minibatch in self.minibatches(batch, metrics):  # 10   μ PPO epochs
                 weighted = weighted_by(self.credit.aggregation, minibatch)  # global denominators, once
                 update = self.learner.update(weighted)  # 11   maximize the objective
@@ -136,7 +132,6 @@ class Trainer:
                 if updates.too_far:
                     break
             updates.leave_out(self.config.ppo_epochs * min(self.config.minibatches, len(batch.prompts)))
-        self.record_tokens(batch, collected, metrics, after_updates)
         self.state = self.advanced(batch, collected, updates, time.perf_counter() - started)
         summary = summarized(metrics, self.state, self.groups, started, self.groups.worked(before or 0.0))
         return StepResult(self.state.step, summary, collected.groups, advantages)
@@ -184,14 +179,6 @@ class Trainer:
         self.write_down(collected.groups, advantages)
         return advantages
 
-    def record_tokens(self, batch: TrainBatch, collected: Collected, metrics: Metrics, numbers: TokenNumbers) -> None:
-        """Record numbers of each token, where this step is measured. They reach no loss."""
-        if self.recorder is not None and self.recorder.retention.measures(self.state.step + 1):
-            with timer(metrics, "score"):
-                found = numbers(batch, self.learner)
-            groups = collected.groups, collected.usable
-            self.recorder.tokens({name: by_token(values, batch, *groups) for name, values in found.items()})
-
     def write_down(self, groups: Sequence[Group], advantages: Sequence[Tensor | None] = ()) -> None:
         """Begin to write the groups of the next step into the run's directory, if it has one."""
         if self.recorder is not None:
@@ -210,6 +197,7 @@ class Trainer:
             cursor=collected.cursor,
             draw=collected.draw,
             surplus=collected.surplus,
+            counts=collected.counts,
             skipped_in_a_row=updates.skipped,
             kl_coef=self.credit.kl.next(batch, self.state.kl_coef),
             seconds=self.state.seconds + seconds,

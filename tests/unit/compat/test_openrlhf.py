@@ -131,7 +131,6 @@ def test_defaults_are_openrlhfs() -> None:
             "algo.advantage.estimator: expected one of gae, .*did you mean 'group_norm'",
         ),
         ("--advantage_estimator flash_reinforce", "flash_reinforce: not available here: reinforce_baseline"),
-        ("--top_p 0.9", "rollout.top_p: not available here: sampling is not cut off"),
         ("--train_batch_size 100", "train.batch_size: 1024 prompts .* cannot be divided into updates of 100"),
         ("--n_samples_per_prompt 0", "rollout.n_samples_per_prompt is 0, and must be a whole number above 0"),
         ("--n_samples_per_prompt", "expected one value, got 0 words"),

@@ -161,6 +161,8 @@ def test_a_loss_is_an_objective_and_an_aggregation(
         ({"eval_strategy": "steps"}, {"eval.every": 10, "eval.n": 8, "eval.at_start": False}),
         ({"report_to": "wandb"}, {"tracking.to": ["wandb"], "tracking.project": "huggingface"}),
         ({"generation_kwargs": {"stop_strings": ["\n"]}}, {"rollout.stop": ["\n"]}),
+        ({"generation_kwargs": {"top_p": 0.9, "min_p": None}}, {"rollout.top_p": 0.9}),
+        ({"top_p": 0.9, "top_k": -1, "min_p": 0.1}, {"rollout.top_p": 0.9, "rollout.top_k": 0, "rollout.min_p": 0.1}),
         ({"max_prompt_length": 64}, {"data.max_prompt_tokens": 64, "data.overlong": "truncate_left"}),
     ],
 )
@@ -187,7 +189,7 @@ def test_values_change_as_they_should(given: dict[str, Any], expected: dict[str,
         ({"top_entropy_quantile": 0.2, "entropy_coef": 0.01}, "TRL's bonus leaves tokens out"),
         ({"cast_lm_head_to_fp32": True, "bf16": True}, "bf16 makes it 'auto'; leave one of them out"),
         ({"router_aux_loss_coef": 0.01}, "write 0.0"),
-        ({"top_p": 0.9}, "top_p: not available here"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty: not available here"),
         ({"model_init_kwargs": {"dtype": "float16"}}, "dtype: expected one of float32, bfloat16, auto, got 'float16'"),
         ({"generation_kwargs": {"num_beams": 4}}, "num_beams: not available here"),
         ({"push_to_hub": True}, "nothing is pushed"),
@@ -255,8 +257,9 @@ def test_a_parser_makes_a_config_of_words() -> None:
     )  # fmt: skip
     assert not args.translated().settings["learner"]["gradient_checkpointing"]
     assert "seed" not in repr(args)
-    with pytest.raises(ConfigError, match="top_p"):
-        HfArgumentParser(GRPOConfig).parse_args_into_dataclasses(["--top_p", "0.9"], look_for_args_file=False)
+    words = ["--repetition_penalty", "0.9"]
+    with pytest.raises(ConfigError, match="repetition_penalty"):
+        HfArgumentParser(GRPOConfig).parse_args_into_dataclasses(words, look_for_args_file=False)
 
 
 def test_words_win_over_the_file_of_a_parser(

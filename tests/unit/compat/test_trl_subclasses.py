@@ -43,8 +43,8 @@ def test_a_dataclass_adds_fields_and_changes_defaults() -> None:
     assert (more.doubled, more.beta, more.learning_rate) == (6, 0.1, 5e-6)
     with pytest.raises(ConfigError, match=r"sytem_prompt: TRL 1\.16 has no such setting"):
         args.sytem_prompt = ""
-    with pytest.raises(ConfigError, match="top_p"):
-        Arguments("out", top_p=0.9)
+    with pytest.raises(ConfigError, match="repetition_penalty"):
+        Arguments("out", repetition_penalty=0.9)
 
 
 def test_a_parser_makes_a_subclass_of_words() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from oncurve.base.errors import DataError
-from oncurve.reward_models import example_from_json, example_to_json
+from oncurve.reward_models import LabelledSteps, PreferencePair, example_from_json, example_to_json
 from oncurve.reward_models.examples import Preferences, StepLabels
-from oncurve.types import LabelledSteps, PreferencePair
 
 ASKED = {"role": "user", "content": "2+2?"}
 FOUR = {"role": "assistant", "content": "4"}

@@ -47,6 +47,10 @@ SETTINGS = {
         ("flat-reward", "rollout.group_size", {"reward": 0.3, "constant": 0.9}, {"constant": 0.89}),
         ("all-right", "filter.dynamic_sampling", {"reward": 0.95, "constant": 0.995}, {"constant": 0.8}),
         ("mostly-right", "filter.dynamic_sampling", {"reward": 0.95, "constant": 0.9}, {"constant": 0.89}),
+        (
+            *("prompts-always-right", "harder prompts"),
+            *({"curriculum/always_right": 0.4}, {"curriculum/always_right": 0.39}),
+        ),
         ("advantages-not-finite", "advantage.kind", {"advantage/nonfinite": 7.0}, {"advantage/nonfinite": 0.0}),
         ("truncated", "rollout.max_new_tokens", {"truncated": 0.9}, {"truncated": 0.89}),
         ("entropy-collapse", "objective.clip_high", {"entropy": 0.009}, {"entropy": 0.011}),

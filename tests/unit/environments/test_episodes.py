@@ -18,6 +18,7 @@ from oncurve.models.loading import load_tokenizer
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
 from oracles import plain_episodes
+from oracles.plain_truncation import sets_of
 
 TOKENIZER = load_tokenizer(str(Path(oncurve.models.tiny.__file__).parent), local=True)
 SIZE, SEED, MOST = 3, 5, 60
@@ -35,9 +36,10 @@ def prompts(rows):
     return [Prompt(number, f"{number}?", ids[number], row) for number, row in enumerate(rows)]
 
 
-def engine(name, most=MOST, **settings):
+def engine(name, most=MOST, cut=None, **settings):
     environment = Tools(path=f"{Path(episodes.__file__)}:{name}", **{"processes": 2, "max_turns": 4, **settings})
-    inner = InProcessEngine(Sampling(group_size=SIZE, max_new_tokens=most), TOKENIZER, [TOKENIZER.eos_token_id], SEED)
+    sampling = Sampling(group_size=SIZE, max_new_tokens=most, **(cut or {}))
+    inner = InProcessEngine(sampling, TOKENIZER, [TOKENIZER.eos_token_id], SEED)
     inner.follow(LocalWeights(TableModel(table()), 7))
     dialogue = Dialogue(TOKENIZER, [TOKENIZER.eos_token_id], {})
     return EpisodeEngine(inner, Host(environment, None), dialogue, inner.sampling, SEED)
@@ -77,6 +79,15 @@ def test_episodes_are_what_each_row_plays_alone(waves, processes, most):
             assert [0, *(turn.end for turn in completion.turns)][-1] == len(completion.ids)
             endings[completion.ended] += 1
     assert set(endings) >= ({"environment", "turns"} if most == MOST else {"budget", "length"})
+
+
+def test_tokens_that_the_policy_wrote_have_kept_sets_and_the_others_the_whole_vocabulary():
+    with engine("Guess", cut={"top_k": 5}) as playing:
+        groups = playing.generate(prompts([{"more": 2}] * 2), draw=0)
+    for completion in (each for group in groups for each in group.completions):
+        sets = sets_of(completion.kept_sizes, completion.kept_ids, len(TOKENIZER))
+        assert [len(one) for one in sets] == [5 if own else len(TOKENIZER) for own in completion.trained]
+        assert all(token in one for token, one in zip(completion.ids, sets, strict=True))
 
 
 def test_text_of_an_environment_is_never_a_special_token():

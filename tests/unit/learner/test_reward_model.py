@@ -13,9 +13,8 @@ from fakes.classifiers import LONGEST, lay_down
 from fakes.learning import carried_over, relative_error
 from fakes.tolerance import about
 from oncurve.metrics import Metrics
-from oncurve.reward_models import learner as reward_learner
+from oncurve.reward_models import LabelledSteps, PreferencePair, learner as reward_learner
 from oncurve.reward_models.learner import Example, OutcomeModel, ProcessModel, RewardLearner
-from oncurve.types import LabelledSteps, PreferencePair
 from oracles.finite_differences import finite_difference_gradient
 from oracles.plain_reward_model import plain_pair_loss, plain_reward, plain_step_loss
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from oncurve.models.decode.graph_buffers import free_bytes, graph_rows
 from oncurve.models.decode.paged_attention import PagedContext
 from oncurve.randomness import row_keys, uniform_at
 from oncurve.rollout.sampler import Sampler
+from oncurve.rollout.truncation import TruncatedSampler
 
 CPU = torch.device("cpu")
 KEYS = row_keys(1, 2, torch.arange(6).repeat_interleave(4), torch.arange(4).repeat(6))
@@ -39,6 +41,16 @@ def lognormal(count, mean, most):
     rng = random.Random(0)
     mu = math.log(mean) - 0.745**2 / 2
     return torch.tensor([min(most, max(1, int(rng.lognormvariate(mu, 0.745)))) for _ in range(count)])
+
+
+def test_kept_sets_come_from_the_loop_on_the_host():
+    model = fast_model()
+    loop, _, asked, _ = pair(model)
+    host = HostLoop(model.decoder, CPU)
+    loop = GraphLoop(loop._buffers, *loop._model, host)
+    truncated = replace(asked, draw=TruncatedSampler(0.8, top_p=0.7), truncated=True)
+    assert loop(truncated) == host(truncated)
+    assert all(len(row.kept_sizes) == len(row.ids) for row in loop(truncated))
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+from oncurve.batching import collate
 from oncurve.models.head import linear_logprobs as fused_head
 from oncurve.models.head.gradient_buffers import keep_gradient, kept_bytes, kept_gradient
+from oncurve.models.head.kept_sets import KeptSets
 from oncurve.models.head.linear_logprobs import linear_logprobs, matrix_of
+from oncurve.types import Completion, Group, Prompt, Score
 from oracles.plain_head import plain_logprobs
+from oracles.plain_truncation import recorded
 
 DEVICES = [
     "cpu",
@@ -49,6 +53,36 @@ def test_values_and_gradients_are_those_of_all_logits_at_once(
         hidden, weight, ids, temperature, with_entropy=True, kept_bytes=kept, workspace_bytes=workspace
     )
     theirs = plain_logprobs(hidden, weight, ids, temperature)
+    gradients = [
+        torch.autograd.grad(weighted(*pair, of_entropy), (hidden, weight), retain_graph=True) for pair in (ours, theirs)
+    ]
+    for left, right in (*zip(ours, theirs, strict=True), *zip(*gradients, strict=True)):
+        assert relative(left.detach(), right.detach()) < close
+
+
+def kept_sets(ids, device="cpu"):
+    """Return the token itself and some others for each, as a batch of one row holds them, and the same as lists."""
+    generator = torch.Generator().manual_seed(3)
+    others = torch.rand(TOKENS, VOCABULARY, generator=generator) < torch.linspace(0, 1, TOKENS)[:, None]
+    sets = [sorted({token, *row.nonzero().flatten().tolist()}) for token, row in zip(ids.tolist(), others, strict=True)]
+    sizes, listed = recorded(sets, [len(one) > VOCABULARY // 2 for one in sets], VOCABULARY)
+    completion = Completion(tuple(ids.tolist()), "", (0.0,) * TOKENS, "eos", 0, 0, kept_sizes=sizes, kept_ids=listed)
+    batch = collate([Group(Prompt(0, "", (1,)), (completion,), (Score(1.0),))])
+    return KeptSets.of(batch, batch.slots(), torch.device(device)), sets
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("of_entropy", [0.0, 0.3])
+@pytest.mark.parametrize("kept", [0, ALL])
+@pytest.mark.parametrize("workspace", [ONE_AT_A_TIME, SOME, ALL])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_over_kept_sets_they_are_those_of_logits_without_the_others(dtype, close, workspace, kept, of_entropy, device):
+    hidden, weight, ids = inputs(dtype, device)
+    sets, listed = kept_sets(ids, device)
+    ours = linear_logprobs(
+        hidden, weight, ids, 0.7, with_entropy=True, kept=sets, kept_bytes=kept, workspace_bytes=workspace
+    )
+    theirs = plain_logprobs(hidden, weight, ids, 0.7, listed)
     gradients = [
         torch.autograd.grad(weighted(*pair, of_entropy), (hidden, weight), retain_graph=True) for pair in (ours, theirs)
     ]

@@ -14,9 +14,9 @@ from oncurve import durable
 from oncurve.base.errors import CheckpointError
 from oncurve.learner import LearnerConfig, LocalLearner, ReferenceSettings
 from oncurve.losses import Clipped, KLPenalty, Regularizer
+from oncurve.reward_models import LabelledSteps, PreferencePair
 from oncurve.reward_models.replay import FILE, Replay
 from oncurve.trainer import Checkpoints, OuterLoop, ReferenceSchedule, StepResult, TrainerState
-from oncurve.types import LabelledSteps, PreferencePair
 
 GROUPS = random_groups()
 

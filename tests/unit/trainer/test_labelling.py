@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from oncurve.reward_models import LabelledSteps, PreferencePair
 from oncurve.reward_models.labelling import MonteCarloLabels, scored_pairs, scored_steps
 from oncurve.rollout import EngineBase, Sampling
 from oncurve.steps import splitter_of
-from oncurve.types import Completion, Group, LabelledSteps, PreferencePair, Prompt, Score
+from oncurve.types import Completion, Group, Prompt, Score
 
 ASKED = ({"role": "user", "content": "2+2?"},)
 

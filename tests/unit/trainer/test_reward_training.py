@@ -16,9 +16,9 @@ from oncurve import durable
 from oncurve.base.errors import CheckpointError, TrainingError
 from oncurve.learner import UpdateResult
 from oncurve.metrics import Metrics
+from oncurve.reward_models import PreferencePair
 from oncurve.reward_models.learner import OutcomeModel
 from oncurve.reward_models.training import RewardTraining, batch_of, fit, updates_of
-from oncurve.types import PreferencePair
 
 EXAMPLES = [PreferencePair(str(number), "a", "b") for number in range(7)]
 

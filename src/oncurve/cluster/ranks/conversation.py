@@ -19,7 +19,7 @@ _TURN_SECONDS = 1.0
 
 
 class RankedLearner:
-    """Rank 0's learner `local` in this process, and the others in `fleet`, of which None means: there are none.
+    """Rank 0's learner `local` in this process, and the others in `fleet` (None: there are none).
 
     members       the processes of ranks 1, 2, ...
     ended         the causes of processes that have ended, in their order

@@ -123,11 +123,12 @@ def model(value: Any, values: Values) -> Made:
 
 GENERATION_STOPS = ("stop", "stop_strings")
 GENERATION_IDS = ("eos_token_id", "stop_token_ids")
-HARMLESS_GENERATION = {"do_sample": True, "num_beams": 1, "use_cache": True, "top_p": 1.0, "top_k": 0, "min_p": None}
+GENERATION_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+HARMLESS_GENERATION = {"do_sample": True, "num_beams": 1, "use_cache": True}
 
 
 def generation(value: Any, values: Values) -> Made:
-    """Return what ends a completion, and the temperature. Raises ConfigError: an argument that is not available."""
+    """Return what ends a completion, and how one is drawn. Raises ConfigError: an argument that is not available."""
     made: Made = {}
     for name, given in (value or {}).items():
         listed = list(given) if isinstance(given, (list, tuple)) else [given]
@@ -135,10 +136,10 @@ def generation(value: Any, values: Values) -> Made:
             made["rollout.stop"] = listed
         elif name in GENERATION_IDS:
             made["rollout.eos_ids"] = listed
-        elif name == "temperature":
-            made["rollout.temperature"] = given
+        elif name in GENERATION_SAMPLING:
+            made |= {} if given is None else {f"rollout.{name}": given}
         elif name not in HARMLESS_GENERATION or given != HARMLESS_GENERATION[name]:
-            known = ", ".join((*GENERATION_STOPS, *GENERATION_IDS, "temperature"))
+            known = ", ".join((*GENERATION_STOPS, *GENERATION_IDS, *GENERATION_SAMPLING))
             raise ConfigError(f"{name}: not available here; known are {known}")
     return made
 

@@ -20,8 +20,7 @@ from typing import Any
 from oncurve.base.errors import ConfigError
 from oncurve.base.imports import import_file
 from oncurve.config import read_yaml
-from oncurve.environments import Episode, Reply, ToolCall
-from oncurve.environments.tools import ToolsEpisode, finished
+from oncurve.environments import Episode, Reply, ToolCall, ToolsEpisode, finished
 
 
 class VerlTools(Episode):

@@ -14,7 +14,7 @@ from typing import Any
 
 from oncurve.advantages import needs_of, reads_rewards, teacher_of
 from oncurve.base.errors import ConfigError, suggest
-from oncurve.components import Impossible, Inert, nested_in, rules_of
+from oncurve.components import Impossible, Inert, nested_in, rules_of, stated
 from oncurve.config.sections import SECTIONS, RunConfig
 from oncurve.config.warm_start import by_own_name
 from oncurve.learner import gives_values
@@ -51,6 +51,11 @@ IMPOSSIBLE_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     ),
     "iteration_without_model": lambda c: c.iterative.steps > 0 and c.own_reward_model is None,
     "reference_moved_twice": lambda c: c.iterative.steps > 0 and c.reference.every > 0,
+    "curriculum_without_verifier": lambda c: (
+        c.data.curriculum != "none" and verifier_of(c.rewards, c.eval.verifier) is None
+    ),
+    "curriculum_with_filter": lambda c: c.data.curriculum != "none" and c.filter.dynamic_sampling,
+    "curriculum_with_weights": lambda c: c.data.curriculum != "none" and bool(getattr(c.data, "weights", None)),
     "verifier_unknown": lambda c: (
         c.eval.verifier is not None and bool(c.rewards) and c.eval.verifier not in component_names(c.rewards)
     ),
@@ -74,6 +79,9 @@ IMPOSSIBLE_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "exact_kl_divided": lambda c: c.cluster.facts.divided and "full_kl" in c.policy_term.needs | c.regularizer.needs,
     "vllm_quantised": lambda c: c.cluster.facts.served and c.model.quantization is not None,
     "vllm_stop": lambda c: c.cluster.facts.served and bool(c.rollout.stop),
+    "kept_sets_unrecorded": lambda c: (
+        bool(c.rollout.truncation) and (c.cluster.facts.served or not stated(c.engine, "records_kept_sets", False))
+    ),
     "vllm_temperature": lambda c: c.cluster.facts.served and 0 < c.rollout.temperature < 0.01,
     "episodes_in_iterations": lambda c: c.environment.present and c.iterative.steps > 0,
     "episodes_by_teacher": lambda c: (
@@ -95,6 +103,7 @@ INERT_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "old_policy_is_present": lambda c: c.stays_at_1,
     "one_update": lambda c: c.updates_per_step == 1,
     "template_makes_prompt": lambda c: c.data.template is not None,
+    "curriculum_orders": lambda c: c.data.curriculum != "none",
     "no_iterations": lambda c: c.iterative.steps == 0,
     "outcome_continuations": lambda c: c.iterative.steps > 0 and c.reward_model.head != "process",
     "reward_model_not_trained": lambda c: c.iterative.steps == 0 and c.own_reward_model is not None,

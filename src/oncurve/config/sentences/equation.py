@@ -68,10 +68,12 @@ def _policies(config: RunConfig, equation: Equation) -> dict[str, str]:
         if corrects(config.correction)
         else "the policy that sampled the completions"
     )
+    cut = config.rollout.truncation
+    kept = f", renormalised over the tokens that {cut} kept of the sampler's" if cut else ""
     letters = {"π_old": f"{old}{same}", "π_ref": _reference(config)}
     return {
         **{letter: meaning for letter, meaning in letters.items() if equation.mentions(letter)},
-        "π": f"softmax(logits / {config.rollout.temperature:g}), the distribution sampled from",
+        "π": f"softmax(logits / {config.rollout.temperature:g}){kept}, the distribution sampled from",
     }
 
 

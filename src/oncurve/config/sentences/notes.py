@@ -50,7 +50,7 @@ class RunFacts:
 
     rows, eval_rows, dropped   training prompts, held-out prompts, prompts left out as too long
     distinct, eval_distinct    how many of the former two are different
-    truncated                  prompts of which the last tokens are kept, as too long
+    truncated                  prompts cut to their last tokens, as too long
     parameters                 of the model
     reference_bytes            what the frozen reference takes
     reference_given            whether it is a model of its own, not a copy of the policy

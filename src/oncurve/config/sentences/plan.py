@@ -85,8 +85,10 @@ def _lengths(config: RunConfig, facts: RunFacts) -> str:
     left_out = (
         "; those that do not end within this limit are left out of the loss" if config.filter.mask_truncated else ""
     )
+    cut = f" with {rollout.truncation} (the learner trains on the same kept sets)" if rollout.truncation else ""
     return (
-        f"Completions have at most {_count(rollout.max_new_tokens, 'token')} at temperature {rollout.temperature:g}: "
+        f"Completions have at most {_count(rollout.max_new_tokens, 'token')} at temperature {rollout.temperature:g}"
+        f"{cut}: "
         f"at most {most:,} tokens per step{sampled}{left_out}."
     )
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
 from oncurve.base.output import warn
-from oncurve.models.causal import DecodeRequest, EndedRows, Head, OnEnded, StopStrings
+from oncurve.models.causal import DecodeRequest, EndedRows, Head, OnEnded, StopStrings, TokenLoop
 from oncurve.models.decode.graph_buffers import EOS, GROWING, STEPS_AT_ONCE, GraphBuffers, Wait, pages_of
 from oncurve.models.decode.prefill import Run
 from oncurve.types import Ending
@@ -56,14 +56,21 @@ class _Row:
 
 
 class GraphLoop:
-    """A `TokenLoop` in `buffers`, which outlive it, over a model's body, its module and its head."""
+    """A `TokenLoop` in `buffers`, which outlive it, over a model's body, its module and its head.
 
-    def __init__(self, buffers: GraphBuffers, run: Run, module: nn.Module, logits: Head) -> None:
-        self._buffers, self._model = buffers, (run, module, logits)
+    Kept sets have no fixed size, as a graph's tensors do: requests with them go to the loop on the `host`.
+    """
+
+    def __init__(
+        self, buffers: GraphBuffers, run: Run, module: nn.Module, logits: Head, host: TokenLoop | None = None
+    ) -> None:
+        self._buffers, self._model, self._host = buffers, (run, module, logits), host
 
     @torch.no_grad()
     def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[EndedRows]:
         """Return the rows of the request, in their order."""
+        if request.truncated and self._host is not None:
+            return self._host(request, on_group)
         return _Decoding(self._buffers, request, on_group).run(self._model)
 
 

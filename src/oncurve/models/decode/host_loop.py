@@ -75,7 +75,9 @@ class _Decoding:
         """Decode all groups."""
         hidden = self._admit(self._admissible(), None)
         while len(self._rows):
-            ids, logprobs = self._draw(hidden)
+            ids, logprobs, *kept = self._draw(hidden)
+            if kept:
+                self._rows.keep_sets(*kept)
             self._record(self._rows.write(ids, logprobs, self._request.stop))
             admissible = self._admissible()
             if admissible or self._rows.finished_share() >= _COMPACT_SHARE or self._rows.full():
@@ -127,8 +129,8 @@ class _Decoding:
                 first = group * self._copies
                 self._on_group(group, [self._ended[row] for row in range(first, first + self._copies)])
 
-    def _draw(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ids and log-probabilities `(n,)` of the next tokens, from hidden states `(n, H)`: head and sampler."""
+    def _draw(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Return what `Draw` gives of the next tokens, from hidden states `(n, H)`: head and sampler."""
         assert self._decoder is not None  # there are rows
         uniforms = self._rows.uniforms()
         pieces = []
@@ -138,6 +140,4 @@ class _Decoding:
             pieces.append(self._request.draw(logits, uniforms[start : start + self._at_once]))
             start += len(logits)
             self._at_once = max(1, _LOGITS_AT_ONCE // logits.shape[1])
-        if len(pieces) == 1:
-            return pieces[0]
-        return torch.cat([ids for ids, _ in pieces]), torch.cat([logprobs for _, logprobs in pieces])
+        return pieces[0] if len(pieces) == 1 else tuple(map(torch.cat, zip(*pieces, strict=True)))

@@ -46,6 +46,8 @@ class DecodedRows:
         self._growing_count = 0
         self._tokens = torch.empty(capacity, positions, dtype=torch.int64, device=device)
         self._logprobs: Tensor | None = None
+        self._kept_at: Tensor | None = None  # (2, slots, T): sizes of kept sets, and where their ids begin in a step's
+        self._kept_ids: dict[int, bytes] = {}  # by step
         self._uniforms = torch.empty(0)
         self._uniforms_used = _POSITIONS_AT_ONCE
 
@@ -81,6 +83,14 @@ class DecodedRows:
             self._uniforms_used = 0
         self._uniforms_used += 1
         return self._uniforms[self._uniforms_used - 1]
+
+    def keep_sets(self, sizes: Tensor, ids: Tensor) -> None:
+        """Take in the kept sets of the tokens that are written next: `(n,)` sizes and `(m,)` ids."""
+        if self._kept_at is None:
+            self._kept_at = torch.empty(2, *self._tokens.shape, dtype=torch.int64, device=self._device)
+        counts = torch.where(sizes < 0, -1 - sizes, sizes)
+        self._kept_at.view(2, -1).index_copy_(1, self._at, torch.stack([sizes, counts.cumsum(0) - counts]).long())
+        self._kept_ids[self._step] = ids.cpu().numpy().tobytes()
 
     def write(self, ids: Tensor, logprobs: Tensor, stop: StopStrings | None) -> dict[int, EndedRows]:
         """Append a token to each row; those that end with it, by their numbers.
@@ -133,9 +143,10 @@ class DecodedRows:
             lengths,
             strict=True,
         )
+        kept = [(None, b"")] * len(lengths) if self._kept_at is None else map(self._sets_of, rows.tolist(), lengths)
         ended = {
-            number: EndedRows(tuple(ids[:length]), tuple(logprobs[:length]), ending, texts.get(number))
-            for number, ids, logprobs, length in columns
+            number: EndedRows(tuple(ids[:length]), tuple(logprobs[:length]), ending, texts.get(number), *sets)
+            for (number, ids, logprobs, length), sets in zip(columns, kept, strict=True)
         }
         if not all(all(map(math.isfinite, row.logprobs)) for row in ended.values()):
             raise ModelError("the model's logits are not finite (NaN or infinite): its weights are damaged or overflow")
@@ -143,6 +154,17 @@ class DecodedRows:
         self._growing_count -= len(ended)
         self.free += len(ended)
         return ended
+
+    def _sets_of(self, row: int, length: int) -> tuple[tuple[int, ...], bytes]:
+        """Return sizes and ids of the kept sets of a row that ends with the token just written."""
+        assert self._kept_at is not None  # the caller has looked
+        sizes, starts = self._kept_at[:, self._slots[row], :length].tolist()
+        written = zip(range(self._step + 1 - length, self._step + 1), starts, sizes, strict=True)
+        pieces = [
+            self._kept_ids[step][4 * start : 4 * (start + (size if size >= 0 else -1 - size))]
+            for step, start, size in written
+        ]
+        return tuple(sizes), b"".join(pieces)
 
     def finished_share(self) -> float:
         """Return the share of rows that have ended and are still computed."""
@@ -160,4 +182,6 @@ class DecodedRows:
         self._numbers, self._slots, self._keys = self._numbers[kept], self._slots[kept], self._keys[kept]
         self._last, self._position, self._growing = self._last[kept], self._position[kept], self._growing[kept]
         self._locate()
+        oldest = self._step - int(self._position.max()) if self._kept_ids and len(kept) else self._step
+        self._kept_ids = {step: ids for step, ids in self._kept_ids.items() if step >= oldest}
         return kept

@@ -14,6 +14,8 @@ costs more than the products. Products run in the weights' precision, sums over 
 Where all logits fit into `kept_bytes` they are kept, in the weights' precision, and the backward saves one product of
 four, or of three where W is frozen. No result depends on that: a score without a gradient has the bits of one with it.
 
+Truncated sampling: with the `kept` sets of the tokens, both are of the distribution renormalised over them.
+
 Covered: a head that is one matrix; bf16, float32, float64; CPU and CUDA, the same operations. No step waits for the
 device. Not covered: biases, soft caps, second derivatives, logits of -inf (a matrix makes none).
 """
@@ -29,6 +31,7 @@ from torch.autograd.function import once_differentiable
 
 from oncurve.machine.compiled import compiled
 from oncurve.models.head.gradient_buffers import GradientByRows
+from oncurve.models.head.kept_sets import FAR, NEGLIGIBLE, KeptSets
 
 WORKSPACE_BYTES = 12 * 2**20
 """Logits of one block. On the CPU below 32 MiB, from where on glibc gives every temporary back to the system."""
@@ -65,6 +68,7 @@ def linear_logprobs(
     temperature: float = 1.0,
     *,
     with_entropy: bool = False,
+    kept: KeptSets | None = None,
     kept_bytes: int | None = None,
     workspace_bytes: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -77,6 +81,7 @@ def linear_logprobs(
         ids: `(N,)` int64 in 0..V-1.
         temperature: > 0.
         with_entropy: also `H = -Σ_v π(v) log π(v)`; costs little more than the log-probabilities.
+        kept: the sets that the tokens were sampled from; None: the whole vocabulary.
         kept_bytes: up to this many bytes of logits, `N · V` in the weights' precision, are kept for the backward; by
             default by whether the weight is trained.
         workspace_bytes: logits of one block of the vocabulary; by default by the device.
@@ -104,7 +109,7 @@ def linear_logprobs(
     trained = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     keep = trained and tokens * weight.shape[0] * weight.itemsize <= kept_bytes
     logprobs, entropy = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, ids, temperature, with_entropy, keep, workspace_bytes
+        hidden, weight, ids, temperature, with_entropy, kept, keep, workspace_bytes
     )
     return logprobs, entropy if with_entropy else None
 
@@ -118,6 +123,7 @@ class _LinearLogprobs(torch.autograd.Function):
         ids: Tensor,
         temperature: float,
         with_entropy: bool,
+        sets: KeptSets | None,
         keep: bool,
         workspace_bytes: int,
     ) -> tuple[Tensor, Tensor | None]:
@@ -130,17 +136,21 @@ class _LinearLogprobs(torch.autograd.Function):
         means = torch.empty_like(sums)
         for number, (first, last) in enumerate(blocks):
             logits = _product(hidden, weight[first:last], weight.new_empty(size) if keep else work)
+            if sets is not None:
+                sets.leave_out(logits, FAR, first)
             if keep:
                 kept.append(logits)
             place, inside = _place(ids, first, last)
             chosen += torch.where(inside, logits.gather(1, place), 0.0).squeeze(1)
             for rows in _slices(logits):
-                sums[number, rows], means[number, rows] = _moments(logits[rows], temperature, with_entropy)
+                sums[number, rows], means[number, rows] = _moments(
+                    logits[rows], temperature, with_entropy, sets is not None
+                )
         total = sums.logsumexp(0)
         logprobs = chosen / temperature - total
         entropy = total - ((sums - total).exp() * means).sum(0) if with_entropy else None
         ctx.set_materialize_grads(False)
-        ctx.temperature, ctx.workspace_bytes = temperature, workspace_bytes
+        ctx.temperature, ctx.sets, ctx.workspace_bytes = temperature, sets, workspace_bytes
         ctx.save_for_backward(hidden, weight, ids, total, logprobs, entropy, *kept)
         return logprobs, entropy
 
@@ -171,7 +181,9 @@ class _LinearLogprobs(torch.autograd.Function):
                 terms = None if slopes is None else slopes[rows]
                 given = logits[rows]
                 made = gradient[rows] if kept else given  # for the compiler one tensor, not two views of it
-                _gradient(given, made, total[rows, None], ctx.temperature, terms)
+                _gradient(given, made, total[rows, None], ctx.temperature, terms, ctx.sets is not None)
+            if ctx.sets is not None:
+                ctx.sets.leave_out(gradient, 0.0, first)
             _write(gradient, rise, *_place(ids, first, last))
             if by_hidden is not None:
                 _add_product(by_hidden, gradient, matrix)
@@ -179,17 +191,19 @@ class _LinearLogprobs(torch.autograd.Function):
                 by_weight.put(first, gradient.t() @ met)
         if by_hidden is not None:
             by_hidden = by_hidden.mul_(outside[:, None]).to(hidden.dtype)
-        return by_hidden, None if by_weight is None else by_weight.done(), None, None, None, None, None
+        return by_hidden, None if by_weight is None else by_weight.done(), *[None] * 6
 
 
 @compiled
-def _moments(logits: Tensor, temperature: float, with_mean: bool) -> tuple[Tensor, Tensor]:
+def _moments(logits: Tensor, temperature: float, with_mean: bool, truncated: bool) -> tuple[Tensor, Tensor]:
     """Return for z = `logits (n, v)` / τ: `log Σ_v exp z` and the mean of z under its softmax (or 0), `(n,)` each."""
     logits = logits.to(_exact(logits))
     top = logits.amax(1, keepdim=True)
     below = logits - top
     if temperature != 1:
         below, top = below / temperature, top / temperature
+    if truncated:
+        below.clamp_(min=NEGLIGIBLE)
     weights = below.exp()
     total = weights.sum(1)
     top = top.squeeze(1)
@@ -198,13 +212,17 @@ def _moments(logits: Tensor, temperature: float, with_mean: bool) -> tuple[Tenso
 
 
 @compiled
-def _gradient(logits: Tensor, out: Tensor, total: Tensor, temperature: float, slopes: Tensor | None) -> None:
+def _gradient(
+    logits: Tensor, out: Tensor, total: Tensor, temperature: float, slopes: Tensor | None, truncated: bool
+) -> None:
     """Write to `out` the gradient in z = `logits (n, v)` / τ as if no token had been chosen; it may be `logits`.
 
     `π`, or with `slopes (n, 3)` = f, s, H of each row `f π + s π (log π + H)`: -s is the gradient of the entropy H.
     """
     scaled = logits.to(_exact(logits))
     logprobs = (scaled if temperature == 1 else scaled / temperature) - total
+    if truncated:
+        logprobs.clamp_(NEGLIGIBLE, 0.0)  # above 0 are tokens that are not kept
     if slopes is None:
         out.copy_(logprobs.exp_())
         return

@@ -4,6 +4,8 @@ Where the head is one matrix, and no statistic needs whole distributions, `linea
 the vocabulary. Else the head is applied to a chunk of completion tokens at a time. Where a gradient is wanted and all
 logits take more than `KEPT_BYTES`, those of a chunk are freed after the forward and computed again in the backward
 (activation checkpointing of the head alone). Memory is bounded for any B, T and V.
+
+Where the batch has kept sets of truncated sampling, every statistic is of the distribution renormalised over them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from oncurve.kl import full_kl_from_logits
 from oncurve.models.causal import CausalModel, Head
+from oncurve.models.head.kept_sets import NEGLIGIBLE, KeptSets
 from oncurve.models.head.linear_logprobs import linear_logprobs
 from oncurve.ops import entropy, entropy_of_logprobs, in_rows, token_logprobs_and_table
 from oncurve.types import TokenStats, TrainBatch, sent
@@ -58,7 +61,7 @@ def token_stats(
     Args:
         model: the policy being trained, or a reference under `torch.no_grad`.
         batch: `completion_ids (b, T)`, `lengths (b,)`, `group_ids (b,)` and `prompts`; for `full_kl` also
-            `ref_hidden (N, H_ref)`.
+            `ref_hidden (N, H_ref)`; `kept_sizes` and `kept_ids` of truncated sampling.
         needs: any of `"entropy"` (of the distribution at each token, nats) and `"full_kl"` (KL[π_θ || π_ref] over the
             whole vocabulary, nats).
         temperature: the divisor of the logits in sampling.
@@ -86,16 +89,16 @@ def token_stats(
     values = None if read is None else read(hidden)
     places = batch.slots()
     slots, ids = sent([places, batch.completion_ids.flatten()[places]], hidden.device)
-    shape = batch.size, batch.completion_ids.shape[1]
+    shape, kept_sets = (batch.size, batch.completion_ids.shape[1]), KeptSets.of(batch, places, hidden.device)
     matrix = model.head_matrix() if "full_kl" not in needs and chunk_tokens is None else None
     if matrix is not None:
-        return _as_stats(slots, shape, _fused(hidden, matrix, ids, temperature, needs, observe), values)
+        return _as_stats(slots, shape, _fused(hidden, matrix, ids, temperature, needs, observe, kept_sets), values)
     ref_hidden = batch.ref_hidden if "full_kl" in needs else None
     columns = [name for name in ("entropy", "full_kl") if name in needs | observe]
     measure = _Measure(model.logits, needs, tuple(columns), temperature, ref_head)
     size, kept = (chunk_tokens, chunk_tokens) if chunk_tokens is not None else _sizes(model, hidden)
     forget = torch.is_grad_enabled() and hidden.shape[0] > kept
-    measured = _in_chunks(measure, hidden, ids, ref_hidden, size, forget)
+    measured = _in_chunks(measure, hidden, ids, ref_hidden, kept_sets, size, forget)
     return _as_stats(slots, shape, dict(zip(["logprobs", *columns], measured, strict=True)), values)
 
 
@@ -105,11 +108,18 @@ def _as_stats(slots: Tensor, shape: tuple[int, int], columns: dict[str, Tensor],
 
 
 def _fused(
-    hidden: Tensor, matrix: Tensor, ids: Tensor, temperature: float, needs: frozenset[str], observe: frozenset[str]
+    hidden: Tensor,
+    matrix: Tensor,
+    ids: Tensor,
+    temperature: float,
+    needs: frozenset[str],
+    observe: frozenset[str],
+    kept: KeptSets | None,
 ) -> dict[str, Tensor]:
     """Return the columns by `linear_logprobs`; those that are only observed have no gradient."""
     measured = needs | observe
-    logprobs, entropy = linear_logprobs(hidden, matrix, ids, temperature, with_entropy="entropy" in measured)
+    entropies = "entropy" in measured
+    logprobs, entropy = linear_logprobs(hidden, matrix, ids, temperature, with_entropy=entropies, kept=kept)
     if entropy is None:
         return {"logprobs": logprobs}
     return {"logprobs": logprobs, "entropy": entropy if "entropy" in needs else entropy.detach()}
@@ -125,26 +135,40 @@ class _Measure:
     temperature: float
     ref_head: Head | None
 
-    def __call__(self, hidden: Tensor, ids: Tensor, ref_hidden: Tensor | None) -> tuple[Tensor, ...]:
-        logits = self.head(hidden)
+    def __call__(
+        self, hidden: Tensor, ids: Tensor, ref_hidden: Tensor | None, sets: KeptSets | None
+    ) -> tuple[Tensor, ...]:
+        logits = _kept(self.head(hidden), sets, self.temperature)
         logprobs, table = token_logprobs_and_table(logits, ids, self.temperature)
-        return logprobs, *(self._column(name, logits, table, ref_hidden) for name in self.columns)
+        return logprobs, *(self._column(name, logits, table, ref_hidden, sets) for name in self.columns)
 
-    def _column(self, name: str, logits: Tensor, table: Tensor, ref_hidden: Tensor | None) -> Tensor:
+    def _column(
+        self, name: str, logits: Tensor, table: Tensor, ref_hidden: Tensor | None, sets: KeptSets | None
+    ) -> Tensor:
         if name == "entropy":
             return entropy(logits, self.temperature) if name in self.needs else entropy_of_logprobs(table)
         assert self.ref_head is not None  # token_stats has checked
         assert ref_hidden is not None
         with torch.no_grad():
-            ref_logits = self.ref_head(ref_hidden)
+            ref_logits = _kept(self.ref_head(ref_hidden), sets, self.temperature)
         return full_kl_from_logits(logits, ref_logits, self.temperature)
 
 
+def _kept(logits: Tensor, sets: KeptSets | None, temperature: float) -> Tensor:
+    """Return logits `(n, V)` in which tokens that are not kept are negligible."""
+    if sets is None:
+        return logits
+    outside = sets.leave_out(torch.zeros(logits.shape, dtype=torch.bool, device=logits.device), True)
+    likeliest = logits.detach().masked_fill(outside, -torch.inf).amax(1, keepdim=True)
+    return torch.where(outside, likeliest + NEGLIGIBLE * temperature, logits)
+
+
 def _in_chunks(
-    measure: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, ...]],
+    measure: Callable[[Tensor, Tensor, Tensor | None, KeptSets | None], tuple[Tensor, ...]],
     hidden: Tensor,
     ids: Tensor,
     ref_hidden: Tensor | None,
+    kept: KeptSets | None,
     size: int,
     forget: bool,
 ) -> list[Tensor]:
@@ -152,7 +176,9 @@ def _in_chunks(
     pieces = []
     for start in range(0, max(hidden.shape[0], 1), size):
         rows = slice(start, start + size)
-        arguments = (hidden[rows], ids[rows], None if ref_hidden is None else ref_hidden[rows].to(hidden.device))
+        reference = None if ref_hidden is None else ref_hidden[rows].to(hidden.device)
+        sets = None if kept is None else kept.of_tokens(start, start + size)
+        arguments = (hidden[rows], ids[rows], reference, sets)
         if forget:
             pieces.append(checkpoint(measure, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:

@@ -127,7 +127,7 @@ class Sender:
         self._messages.put(data)
 
     def close(self, seconds: float) -> None:
-        """End the thread, of which the channel must have been shut down. Twice is allowed."""
+        """End the thread, once the channel is shut down. Twice is allowed."""
         self._messages.put(None)
         self._thread.join(seconds)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from queue import Empty
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from oncurve.base.closing import Closing
@@ -81,10 +82,12 @@ class WorkerPool(Closing):
         """The process ids of the workers' supervisors; a worker ends with its supervisor."""
         return [worker.process.pid for worker in self._dispatcher.workers]
 
-    def begin(self) -> Job:
-        """Return a job without items. Raises ValueError when closed."""
+    def begin(self, done: SimpleQueue[Any] | None = None) -> Job:
+        """Return a job without items. `done` gets None when all its replies are there. Raises ValueError when
+        closed.
+        """
         self._require_open()
-        return Job(self)
+        return Job(self, done)
 
     def run(self, items: Sequence[Any]) -> list[Reply]:
         """Return one reply per item, in order. A worker that an item kills is replaced. Each item is tried once, and a
@@ -119,10 +122,10 @@ class Job(Closing):
     overlapped_seconds   time that all workers spent on it before `replies` was called
     """
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, pool: WorkerPool, done: SimpleQueue[Any] | None = None) -> None:
         self._pool = pool  # a pool with a job in it is not garbage-collected
         self._dispatcher = pool._dispatcher
-        self._work = PoolWork(pool.timeout_seconds)
+        self._work = PoolWork(pool.timeout_seconds, done=SimpleQueue() if done is None else done)
         self._over = False
         self.overlapped_seconds = 0.0
 
@@ -133,16 +136,17 @@ class Job(Closing):
             encoded = [json.dumps(item, default=plain) for item in items]
             self._dispatcher.do(partial(self._dispatcher.add, self._work, encoded))
 
-    def replies(self) -> list[Reply]:
-        """Wait for the replies. Raises ConfigError when a worker cannot start, ValueError when the pool is closed."""
+    def expect(self) -> None:
+        """Announce that no more items come."""
         self._pool._require_open()
         self._dispatcher.do(partial(self._dispatcher.expect, self._work))
-        while self._dispatcher.alive:
-            try:
+
+    def replies(self) -> list[Reply]:
+        """Wait for the replies. Raises ConfigError when a worker cannot start, ValueError when the pool is closed."""
+        self.expect()
+        while self._dispatcher.alive and not self._work.complete:
+            with contextlib.suppress(Empty):
                 self._work.done.get(timeout=_PATIENCE_SECONDS)
-                break
-            except Empty:
-                continue
         if not self._work.complete:
             assert self._dispatcher.error is not None
             raise self._dispatcher.error

@@ -109,15 +109,9 @@ class RewardScoring(Closing):
             reply = within(given, 0 if completion.turns else len(completion.text))
             component, value, weight = scored.component, reply.value, scored.component.settings.weight
             if reply.fault is not None:
-                last = reply.message.strip().rpartition("\n")[2][:300]
-                fault = fault or f"{reply.fault}: {component.name}: {last}"
-                on_error = component.settings.on_error
-                if on_error == "raise":
-                    raise RewardError(
-                        f"reward {component.name} failed ({reply.fault}), and its on_error is 'raise':\n{reply.message}"
-                    )
-                masked = masked or (on_error == "mask" and weight != 0)
-                value = None if on_error == "mask" else float(on_error)
+                fault = fault or _told(component.name, reply)
+                value = _value_of_fault(component, reply)
+                masked = masked or (value is None and weight != 0)
             if isinstance(value, Stepwise):
                 part_steps[component.name] = tuple(zip(value.ends, value.rewards, strict=True))
                 for end, step in part_steps[component.name] if weight else ():
@@ -324,6 +318,20 @@ class DeferredScoring(Closing):
 
     def close(self) -> None:
         """Does nothing."""
+
+
+def _told(name: str, reply: Reply) -> str:
+    return f"{reply.fault}: {name}: {reply.message.strip().rpartition(chr(10))[2][:300]}"
+
+
+def _value_of_fault(component: RewardComponent, reply: Reply) -> float | None:
+    """Return the value in place of a faulty one; None masks the completion. Raises RewardError where it is to stop."""
+    on_error = component.settings.on_error
+    if on_error == "raise":
+        raise RewardError(
+            f"reward {component.name} failed ({reply.fault}), and its on_error is 'raise':\n{reply.message}"
+        )
+    return None if on_error == "mask" else float(on_error)
 
 
 def _rewarded_turns(completion: Completion) -> dict[int, float]:

@@ -24,7 +24,7 @@ from oncurve.data import (
 )
 from oncurve.environments import rehearsed
 from oncurve.rewards import RewardSet, Trial
-from oncurve.run.assembly import host_of
+from oncurve.run.building import host_of
 from oncurve.run.row_lengths import read_tokenizer
 
 SHOWN = 3

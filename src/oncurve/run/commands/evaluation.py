@@ -23,7 +23,8 @@ from oncurve.models.layers import reach_of
 from oncurve.models.loading import ADAPTER, base_of_adapter, is_adapter
 from oncurve.rewards import RewardSet
 from oncurve.run.arguments import configured, data_arguments, reward_arguments
-from oncurve.run.assembly import Run, assemble, build_engine
+from oncurve.run.assembly import Run, assemble
+from oncurve.run.building import build_engine
 from oncurve.run.commands.first_run import data_among
 from oncurve.run.directory.folder import EVAL_REPLIES, LOCK, MARK
 from oncurve.run.evaluating import evaluate_policy

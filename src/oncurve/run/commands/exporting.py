@@ -16,7 +16,7 @@ from oncurve.base.paths import usable_path
 from oncurve.config import IN_MEMORY, MADE_HERE, RunConfig, load_config, unsigned
 from oncurve.machine.threads import prepare_process
 from oncurve.models.loading import ADAPTER, offline
-from oncurve.run.assembly import build_learner
+from oncurve.run.building import build_learner
 from oncurve.run.directory.folder import CONFIG, RunDirectory
 from oncurve.trainer import Checkpoints, FoundCheckpoint
 

@@ -28,7 +28,7 @@ from oncurve.machine.threads import prepare_process
 from oncurve.models import LocalWeights
 from oncurve.rewards import RewardSet
 from oncurve.rollout import sample as sample_groups
-from oncurve.run.assembly import build_engine, host_of, with_environment
+from oncurve.run.building import build_engine, host_of, with_environment
 from oncurve.run.commands.evaluation import give_own_model
 from oncurve.run.iterations import step_locator
 from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from oncurve.base.errors import TrainingError
+from oncurve.data import Counts, counted, shares
 from oncurve.metrics import Metrics
 from oncurve.rewards import Scorer, Scoring
 from oncurve.rollout import OnGroup, RolloutEngine, sample
@@ -17,7 +18,7 @@ from oncurve.trainer.result import Collected
 from oncurve.trainer.state import TrainerState
 from oncurve.trainer.watching.diagnosis import divergence_explained
 from oncurve.trainer.watching.observe import observe_groups, timer
-from oncurve.types import Group
+from oncurve.types import Group, Score
 
 log = logging.getLogger("oncurve.trainer")
 
@@ -34,6 +35,7 @@ class Collecting:
     group_size    G, completions of each
     min_valid     the fewest valid completions that a usable group has
     dynamic       which usable groups are kept, and how many rounds there may be; None: all of one round
+    right         of a curriculum: whether a completion is right
     given_up      set from another thread, it ends the collection at the next group
     sampled       the groups of this step so far, also of one that failed
     """
@@ -45,6 +47,7 @@ class Collecting:
     group_size: int
     min_valid: int
     dynamic: DynamicSampling | None = None
+    right: Callable[[Score], bool | None] | None = None
     given_up: threading.Event = field(default_factory=threading.Event)
     sampled: list[Group] = field(default_factory=list)
 
@@ -60,7 +63,7 @@ class Collecting:
         cursor, draw, carried = state.cursor, state.draw, len(kept)
         for _ in range(1 if self.dynamic is None else self.dynamic.max_rounds):
             if len(kept) < self.prompts or self.dynamic is None:
-                first, (groups, cursor) = cursor, self._round(state.step, cursor, draw, metrics)
+                first, (groups, cursor) = cursor, self._round(state, cursor, draw, metrics)
                 draw += 1
                 kept += [(first + index, group) for index, group in enumerate(groups) if self._keeps(group)]
         if not kept:
@@ -77,7 +80,17 @@ class Collecting:
             tuple(SurplusGroup.of(place, group) for place, group in surplus),
             cursor,
             draw,
+            self._counted(state, usable, metrics),
         )
+
+    def _counted(self, state: TrainerState, trained: list[Group], metrics: Metrics) -> Counts:
+        """Return the counts of a curriculum after the step."""
+        if self.right is None:
+            return state.counts
+        counts = counted(state.counts, trained, self.right)
+        for name, share in shares(counts).items():
+            metrics.add(name, share)
+        return counts
 
     def _carried_over(self, state: TrainerState) -> Iterator[tuple[int, Group]]:
         """Return the surplus of the step before, each group with the position of its prompt."""
@@ -89,11 +102,11 @@ class Collecting:
             else:
                 log.warning("a group kept for this step is left out: the data has another prompt in its place now")
 
-    def _round(self, step: int, cursor: int, draw: int, metrics: Metrics) -> tuple[list[Group], int]:
+    def _round(self, state: TrainerState, cursor: int, draw: int, metrics: Metrics) -> tuple[list[Group], int]:
         """Return a scored group for each of the next prompts, and the cursor after them."""
-        prompts, cursor = self.source.take(cursor, self.prompts)
-        with self.scorer.begin(step) as scoring:
-            with timer(metrics, "rollout"), divergence_explained(step):
+        prompts, cursor = self.source.take(cursor, self.prompts, state.counts)
+        with self.scorer.begin(state.step) as scoring:
+            with timer(metrics, "rollout"), divergence_explained(state.step):
                 groups = sample(self.engine, prompts, draw, self.group_size, on_group=self._handing_to(scoring))
             for name, value in self.engine.measured().items():
                 metrics.add(name, value)

@@ -56,7 +56,7 @@ class _Collection:
         before = self.begin.result
         if before is None:
             raise GivenUpError
-        return TrainerState(self.step - 1, before.cursor, before.draw, surplus=before.surplus)
+        return TrainerState(self.step - 1, before.cursor, before.draw, surplus=before.surplus, counts=before.counts)
 
 
 @dataclass

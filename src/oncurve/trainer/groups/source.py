@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from oncurve.trainer.groups.surplus import DynamicSampling
 from oncurve.trainer.protocols import PromptSource
 from oncurve.trainer.result import Collected
 from oncurve.trainer.state import TrainerState
-from oncurve.types import Group
+from oncurve.types import Group, Score
 
 
 @dataclass
@@ -27,6 +27,7 @@ class Groups:
     prompts      per step, of `source`; each has `group_size` completions, G
     min_valid    the fewest valid completions that a group needs
     dynamic      which groups are kept; None: all that are usable
+    right        of a curriculum: whether a completion is right, None where that is not known; None: there is none
     unfinished   the groups that were sampled for a step that failed
     """
 
@@ -37,6 +38,7 @@ class Groups:
     group_size: int
     min_valid: int = 1
     dynamic: DynamicSampling | None = None
+    right: Callable[[Score], bool | None] | None = None
     unfinished: Sequence[Group] = field(default=(), init=False)
 
     def __enter__(self) -> Groups:
@@ -65,9 +67,8 @@ class Groups:
 
     def collecting(self) -> Collecting:
         """Return what collects the groups of one step."""
-        return Collecting(
-            self.engine, self.scorer, self.source, self.prompts, self.group_size, self.min_valid, self.dynamic
-        )
+        of_step = (self.prompts, self.group_size, self.min_valid, self.dynamic, self.right)
+        return Collecting(self.engine, self.scorer, self.source, *of_step)
 
     def epoch(self, cursor: int) -> float:
         """Return how many times the data has been gone through at `cursor`."""

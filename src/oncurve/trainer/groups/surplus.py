@@ -95,7 +95,7 @@ class SurplusGroup:
 
 def _completion(record: Mapping[str, Any]) -> Completion:
     turns = tuple(Turn(**each) for each in record.get("turns", ()))
-    return Completion(**_with_tuples(record) | {"turns": turns})
+    return Completion(**_with_tuples(record) | {"turns": turns, "kept_ids": bytes.fromhex(record.get("kept_ids", ""))})
 
 
 def _with_tuples(value: Any) -> Any:
@@ -108,7 +108,7 @@ def _with_tuples(value: Any) -> Any:
 def save_surplus(folder: Path, surplus: Sequence[SurplusGroup]) -> None:
     """Write the groups into a checkpoint's folder, one per line; no file where there are none."""
     if surplus:
-        lines = [json.dumps(asdict(group)) + "\n" for group in surplus]
+        lines = [json.dumps(asdict(group), default=bytes.hex) + "\n" for group in surplus]
         durable.write_file(folder / FILE, "".join(lines).encode(), sync=False)
 
 

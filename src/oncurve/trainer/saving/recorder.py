@@ -16,7 +16,7 @@ from oncurve.report import TOKENS, Pieces, RolloutFiles, group_record, packed_to
 from oncurve.trainer.saving.refusals import Refusals
 from oncurve.trainer.saving.retention import RolloutsSettings
 from oncurve.trainer.state import TrainerState
-from oncurve.types import Group, TrainBatch, axes_of
+from oncurve.types import RAGGED, Group, TrainBatch, axes_of
 
 MOST_WAITING_BYTES = 64 << 20
 """The most bytes of rollouts that wait in memory for a disk that is full; of more the oldest are given up."""
@@ -84,6 +84,11 @@ class Recorder:
         self._ends = list(accumulate(sum(len(each.ids) for each in group.completions) for group in groups))
         self._numbers = {}
 
+    @property
+    def measures(self) -> bool:
+        """Return whether numbers of the tokens are wanted of the step whose writing was begun."""
+        return self._making is not None and self.retention.measures(self._making[0])
+
     def tokens(self, numbers: Mapping[str, Tensor]) -> None:
         """Take numbers of the tokens of the groups whose writing was begun, `(N,)` by name, in their order."""
         self._numbers |= numbers
@@ -125,7 +130,7 @@ class Recorder:
             value = getattr(batch, name)
             if value is None:
                 continue
-            if axes == "G":  # ragged: one after another, and how long each is
+            if axes in RAGGED:  # one after another, and how long each is
                 tensors[f"{name}.lengths"] = torch.tensor([len(part) for part in value])
                 value = torch.cat(value)
             tensors[name] = value.detach().to("cpu").contiguous()

@@ -11,9 +11,4 @@ from oncurve.trainer.watching.observe import (
     timer as timer,
 )
 from oncurve.trainer.watching.signals import StopSignals as StopSignals
-from oncurve.trainer.watching.tokens import (
-    TokenNumbers as TokenNumbers,
-    after_updates as after_updates,
-    before_updates as before_updates,
-    by_token as by_token,
-)
+from oncurve.trainer.watching.tokens import recording_tokens as recording_tokens

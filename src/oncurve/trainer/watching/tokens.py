@@ -1,19 +1,40 @@
-"""The numbers of each token before and after a step's updates, for who looks at the run later."""
+"""The numbers of each token before and after a step's updates, for a later look at the run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from oncurve.kl import k3
 from oncurve.learner import Learner
+from oncurve.metrics import Metrics
+from oncurve.trainer.result import Collected
+from oncurve.trainer.saving import Recorder
+from oncurve.trainer.watching.observe import timer
 from oncurve.types import Group, TrainBatch
 
-TokenNumbers = Callable[[TrainBatch, Learner], dict[str, Tensor]]
-"""Numbers `(B, T)` of the tokens of a batch by name, of a learner's policy as it is now."""
+
+@contextmanager
+def recording_tokens(
+    recorder: Recorder | None, batch: TrainBatch, collected: Collected, learner: Learner, metrics: Metrics
+) -> Iterator[None]:
+    """Record numbers of each token before and after the updates inside, where this step is measured.
+
+    They reach no loss.
+    """
+    measured = recorder is not None and recorder.measures
+    for numbers in (before_updates, None, after_updates):
+        if numbers is None:
+            yield
+        elif measured and recorder is not None:
+            with timer(metrics, "score"):
+                found = numbers(batch, learner)
+            groups = collected.groups, collected.usable
+            recorder.tokens({name: by_token(values, batch, *groups) for name, values in found.items()})
 
 
 def before_updates(batch: TrainBatch, learner: Learner) -> dict[str, Tensor]:

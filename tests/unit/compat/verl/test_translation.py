@@ -250,7 +250,7 @@ def test_sizes_are_in_verls_units() -> None:
     assert settings(*GRPO[:1], "actor_rollout.ref.rollout.n=6")["rollout.group_size"] == 6
 
 
-def test_correction_and_dynamic_sampling() -> None:
+def test_correction_and_truncated_and_dynamic_sampling() -> None:
     c = "algorithm.rollout_correction"
     given = settings(*GRPO, f"{c}.rollout_is=token", f"{c}.rollout_is_threshold=3")
     assert (given["correction.kind"], given["correction.threshold"]) == ("truncated", 3)
@@ -258,6 +258,8 @@ def test_correction_and_dynamic_sampling() -> None:
     assert (masked["correction.kind"], masked["correction.threshold_lower"]) == ("masked", 0.5)
     assert settings(*GRPO, *SOME, f"{c}.bypass_mode=True")["learner.old_logprobs"] == "rollout"
     assert f"{c}.rollout_rs: not available here" in refusal(*GRPO, f"{c}.rollout_rs=token_k1")
+    cut = settings(*GRPO, f"{R}.top_p=0.9", f"{R}.top_k=-1", f"{R}.min_p=0.1")
+    assert (cut["rollout.top_p"], cut["rollout.top_k"], cut["rollout.min_p"]) == (0.9, 0, 0.1)
     dynamic = settings(*GRPO, "algorithm.filter_groups.enable=True", "algorithm.filter_groups.max_num_gen_batches=0")
     assert (dynamic["filter.dynamic_sampling"], dynamic["filter.max_rounds"]) == (True, 10_000)
 
@@ -265,8 +267,7 @@ def test_correction_and_dynamic_sampling() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((f"{R}.top_p=0.9",), f"{R}.top_p: not available here"),
-        ((f"{R}.top_k=50",), f"{R}.top_k: not available here"),
+        ((f"{R}.repetition_penalty=1.2",), f"{R}.repetition_penalty: not available here"),
         (("trainer.val_only=True",), "oncurve eval"),
         (("trainer.resume_mode=resume_path",), "oncurve resume"),
         (('trainer.logger=["mlflow"]',), "mlflow: not available here"),

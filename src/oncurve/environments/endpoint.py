@@ -1,0 +1,269 @@
+"""An OpenAI-compatible address on this machine, at which programs call the policy.
+
+    POST /v1/chat/completions     messages, tools, stream, max_tokens, stop; n = 1
+    GET  /v1/models
+    POST /v1/reward               {"reward": 1.0}, of the episode whose key calls
+
+Each episode has a key of its own. A call waits in the queue of its episode until the policy has written the answer.
+
+Covered: calls that are no JSON or no chat, unknown keys, streams. Not covered: images, audio, log-probs, the Responses
+API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from oncurve.base.closing import Closing
+
+MODEL = "policy"
+BEGUN = "begun"
+OVER = "the episode is over"
+_LARGEST_BODY = 16 << 20
+_STOPS = 4
+_END_SECONDS = 5.0
+_SET_BY_THE_RUN = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "tool_choice", "logprobs")
+_USUAL = (None, 1, 0, "auto", False)
+
+
+class RefusedError(Exception):
+    """A call that cannot be answered: its arguments are a sentence, and OpenAI's code of such a mistake."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call as it was read: `messages` have plain texts, and arguments of tools as objects.
+
+    ignored   arguments of the call that have no effect
+    """
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[Any, ...] = ()
+    most: int | None = None
+    stop: tuple[str, ...] = ()
+    ignored: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call that waits: `settle(status, content)` answers it. `again`: the client repeats one that it has given up."""
+
+    asked: Asked
+    settle: Callable[[int, Mapping[str, Any]], object]
+    again: bool = False
+
+    def refuse(self, sentence: str, code: str = "invalid_request") -> None:
+        """Answer with an error as OpenAI's clients read it."""
+        self.settle(400, _error(sentence, code))
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """The side of the run of one episode: its `key`, and what happens to it in the order in which it happens.
+
+    events   `BEGUN`, a `Call`, a reward that was posted; None: the program has ended
+    """
+
+    key: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    events: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+
+
+def _error(sentence: str, code: str) -> dict[str, Any]:
+    return {"error": {"message": sentence, "type": "invalid_request_error", "param": None, "code": code}}
+
+
+def read_call(body: Any) -> Asked:
+    """Return what a call asks. Raises RefusedError."""
+    try:
+        messages, tools = tuple(map(_message, body["messages"])), tuple(body.get("tools") or ())
+        most = body.get("max_completion_tokens") or body.get("max_tokens")
+        stop = body.get("stop") or ()
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        rules = {
+            "messages are empty": bool(messages),
+            "n must be 1: make as many calls as you want answers": body.get("n") in (None, 1),
+            "max_tokens must be a whole number of at least 1": most is None or (type(most) is int and most > 0),
+            f"stop must be at most {_STOPS} texts": len(stop) <= _STOPS and all(type(e) is str and e for e in stop),
+            "it is nested too deeply": _flat((messages, body)),
+            "each tool needs a function with a name": all(type(each["function"]["name"]) is str for each in tools),
+        }
+        if not all(rules.values()):
+            raise ValueError(next(rule for rule, held in rules.items() if not held))
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as wrong:
+        raise RefusedError(f"the call cannot be read: {type(wrong).__name__}: {wrong}", "invalid_request") from wrong
+    given = {name: body.get(name) for name in _SET_BY_THE_RUN}
+    usual = dict.fromkeys(given, _USUAL) | {"temperature": (None,)}
+    ignored = {name: value for name, value in given.items() if value not in usual[name]}
+    return Asked(messages, tools, most, stop, ignored)
+
+
+def _flat(value: Any, levels: int = 99) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return levels > 0 and all(_flat(each, levels - 1) for each in inner)
+
+
+def _message(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with plain text, and with the arguments of its tool calls as objects."""
+    content = given.get("content") or ""
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    role = {"developer": "system"}.get(given["role"], given["role"])
+    if role not in ("system", "user", "assistant", "tool"):
+        raise ValueError(f"the role {role!r} is unknown")
+    found: dict[str, Any] = {"role": role, "content": "".join(texts)}
+    found |= {name: str(given[name]) for name in ("name", "tool_call_id") if given.get(name)}
+    if given.get("tool_calls"):
+        found["tool_calls"] = [_tool_call(each, json.loads) for each in given["tool_calls"]]
+    return found
+
+
+def _tool_call(given: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a tool call whose arguments are converted: to text as OpenAI has them, or to an object."""
+    function = {"name": str(given["function"]["name"]), "arguments": convert(given["function"]["arguments"])}
+    return {"type": "function", "id": str(given["id"]), "function": function}
+
+
+def answered(text: str, calls: Any, ended: str, prompt_tokens: int, tokens: int) -> dict[str, Any]:
+    """Return a completion of one choice: a text, and tool calls with their arguments as objects."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        message = {**message, "content": text or None, "tool_calls": [_tool_call(each, json.dumps) for each in calls]}
+    reason = "tool_calls" if calls else "length" if ended == "length" else "stop"
+    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": MODEL,
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}],
+        "usage": counts,
+    }
+
+
+async def _streamed(content: Mapping[str, Any], usage: bool) -> AsyncIterator[str]:
+    """Return a completion as server-sent events."""
+    base = {**content, "object": "chat.completion.chunk"}
+    counts, (choice,) = base.pop("usage"), base.pop("choices")
+    message = choice["message"]
+    calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls", ()))]
+    deltas = [{"role": "assistant", "content": message["content"] or ""}, *({"tool_calls": [call]} for call in calls)]
+    for delta in [*deltas, {}]:
+        one = {**choice, "message": None, "delta": delta, "finish_reason": None if delta else choice["finish_reason"]}
+        yield f"data: {json.dumps({**base, 'choices': [one]})}\n\n"
+    if usage:
+        yield f"data: {json.dumps({**base, 'choices': [], 'usage': counts})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+class EndpointServer(Closing):
+    """The server, in a thread of this process."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, Line] = {}
+        routes = [
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/models", self._models),
+            *(Route(path, self._told, methods=["POST"]) for path in ("/reward", "/v1/reward", "/v1/begin")),
+        ]
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        config = uvicorn.Config(
+            Starlette(routes=routes, exception_handlers={RefusedError: _refusal}),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
+        self._thread.start()
+
+    def open(self) -> Line:
+        """Return a line with a new key."""
+        line = Line()
+        self._lines[line.key] = line
+        return line
+
+    def shut(self, line: Line) -> None:
+        """Refuse the key from now on, and the calls that wait. Twice is allowed."""
+        self._lines.pop(line.key, None)
+        while not line.events.empty():
+            event = line.events.get()
+            if isinstance(event, Call):
+                event.refuse(OVER)
+
+    def close(self) -> None:
+        """End the server. Twice is allowed."""
+        for line in list(self._lines.values()):
+            self.shut(line)
+        self._server.should_exit = True
+        self._thread.join(_END_SECONDS)
+
+    async def _asked(self, request: Request) -> tuple[Line, Any]:
+        """Return the line that a request's key names, and its JSON. Raises RefusedError."""
+        line = self._lines.get(request.headers.get("authorization", "").removeprefix("Bearer ").strip())
+        if line is None:
+            raise RefusedError("this key names no episode that is being played", "invalid_api_key")
+        data = bytearray()
+        try:
+            async for part in request.stream():
+                data += part
+                if len(data) > _LARGEST_BODY:
+                    raise ValueError(f"it has more than {_LARGEST_BODY} bytes")
+            found = json.loads(data)
+            json.dumps(found, ensure_ascii=False).encode()  # halves of characters cannot be tokenised
+            return line, found
+        except (ValueError, RecursionError, ClientDisconnect) as wrong:
+            raise RefusedError(f"the body is not JSON: {wrong}", "invalid_request") from wrong
+
+    async def _chat(self, request: Request) -> Response:
+        line, body = await self._asked(request)
+        asked, loop = read_call(body), asyncio.get_running_loop()
+        answer: asyncio.Future[tuple[int, Mapping[str, Any]]] = loop.create_future()
+
+        def settle(*given: Any) -> None:
+            if not answer.done():
+                answer.set_result(given)
+
+        again = request.headers.get("x-stainless-retry-count", "0") != "0"
+        line.events.put(Call(asked, partial(loop.call_soon_threadsafe, settle), again))
+        status, content = await answer
+        if status != 200 or not body.get("stream"):
+            return JSONResponse(content, status)
+        usage = (body.get("stream_options") or {}).get("include_usage")
+        return StreamingResponse(_streamed(content, bool(usage)), media_type="text/event-stream")
+
+    async def _told(self, request: Request) -> Response:
+        line, body = await self._asked(request)
+        event: Any = BEGUN
+        if not request.url.path.endswith("begin"):
+            event = body.get("reward") if isinstance(body, dict) else body
+            if type(event) not in (int, float) or not math.isfinite(event):
+                raise RefusedError('a reward is written {"reward": 1.0}', "invalid_request")
+        line.events.put(event)
+        return JSONResponse({"ok": True})
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "oncurve"}]})
+
+
+async def _refusal(request: Request, refused: Any) -> Response:
+    sentence, code = refused.args
+    return JSONResponse(_error(sentence, code), 401 if code == "invalid_api_key" else 400)

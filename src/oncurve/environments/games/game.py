@@ -1,0 +1,97 @@
+"""What games share: the game shows something, the policy writes, and so on until it is over.
+
+Neither this module nor those next to it import torch, because workers load them too.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field, JsonValue
+
+from oncurve.base.imports import locate
+from oncurve.environments.episode import Episode, Reply, ToolCall
+from oncurve.environments.play import Player
+from oncurve.environments.settings import EnvironmentSettings, Factory
+
+
+class GameSettings(EnvironmentSettings):
+    """The fields of every game. A row's column `seed` is the game's seed; without one, all samples of a prompt play the
+    same game, and each step another.
+    """
+
+    episode: ClassVar[str]
+    """The path of the `Episode` that a worker makes of the other settings."""
+    needs: ClassVar[tuple[str, str] | None] = None
+    """The module that it imports, and the extra that brings it."""
+
+    settings: dict[str, JsonValue] = Field(default_factory=dict)
+    """Keyword arguments with which the game is made."""
+
+    def missing(self) -> list[str]:
+        """Return a line that says how to install the game's package, where it lacks."""
+        if self.needs is None or find_spec(self.needs[0]) is not None:
+            return []
+        return [f"environment.kind: {self.needs[0]} is not installed: pip install 'oncurve[{self.needs[1]}]'"]
+
+    def factory(self, base: Path | None) -> Factory:
+        """Return the maker of players, with the settings that are not the workers'."""
+        own = {key: getattr(self, key) for key in type(self).model_fields.keys() - EnvironmentSettings.model_fields}
+        return f"{__name__}:served", {"episode": self.episode, "base": str(base or Path.cwd()), **own}
+
+
+class TextGameSettings(GameSettings):
+    """A game that shows text, and takes text."""
+
+    observation: str | None = None
+    """A function of yours ("file.py:name") that makes the text that the policy reads of what the game shows."""
+
+    action: str | None = None
+    """A function of yours that makes what the game gets of the text that the policy writes."""
+
+
+class TextGame(Episode):
+    """An episode of a game that shows text.
+
+    observation, action   paths of the functions that change what is shown and written; `base` is their folder
+    """
+
+    def __init__(self, base: str, observation: str | None, action: str | None) -> None:
+        folder = Path(base)
+        self._observation = str if observation is None else locate(observation, folder)
+        self._action = str if action is None else locate(action, folder)
+
+    def begin(self, seed: int, row: Mapping[str, Any]) -> Any:
+        """Begin a game, and return what it shows."""
+        raise NotImplementedError
+
+    def play(self, action: Any) -> tuple[Any, float | None, bool]:
+        """Return what the game shows to an action, the reward of this turn if there is one, and whether it is over."""
+        raise NotImplementedError
+
+    def start(self, row: Mapping[str, Any], prompt: Any) -> str:
+        """Begin the game of the row's `seed`."""
+        seed = row.get("seed")
+        return self._shown(self.begin(random.getrandbits(30) if seed is None else int(seed), row))
+
+    def reply(self, text: str, calls: Sequence[ToolCall]) -> Reply:
+        """Return what the game shows to a turn."""
+        shown, reward, done = self.play(self._action(text))
+        return Reply(() if done else [{"role": "user", "content": self._shown(shown)}], reward, done)
+
+    def _shown(self, shown: Any) -> str:
+        return str(self._observation(shown))
+
+    def score(self) -> float | None:
+        """Return 0: what the turns did not earn. So is the reward of a game that is left before its end."""
+        return 0.0
+
+
+def served(episode: str, base: str, **settings: Any) -> Player:
+    """Return the callable of a worker."""
+    made = locate(episode)
+    return Player(lambda: made(base=base, **settings))

@@ -1,0 +1,67 @@
+"""Gymnasium's protocol with text: what gem and most small games of papers have.
+
+class Game:
+    def reset(self, seed=None): ...      # -> observation, info
+    def step(self, action): ...          # -> observation, reward, terminated, truncated, info
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import model_validator
+
+from oncurve.base.imports import locate
+from oncurve.environments.games.game import TextGame, TextGameSettings
+
+
+class GymText(TextGameSettings):
+    """A game with the protocol of Gymnasium. Each turn has the reward of its step."""
+
+    episode: ClassVar[str] = f"{__name__}:GymTextGame"
+
+    path: str | None = None
+    """The class, or a function that makes the game: "file.py:Name" (relative to the recipe) or "module:Name"."""
+
+    id: str | None = None
+    """In its place the name under which Gymnasium knows the game: "FrozenLake-v1"."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> GymText:
+        if (self.path is None) == (self.id is None):
+            raise ValueError('give a class (path = "game.py:Game"), or a name that Gymnasium knows (id)')
+        return self
+
+    @property
+    def needs(self) -> tuple[str, str] | None:  # type: ignore[override]
+        """Gymnasium, for a name that it knows."""
+        return ("gymnasium", "gymnasium") if self.id is not None else None
+
+    @property
+    def title(self) -> str:
+        """The game's name."""
+        return self.id or str(self.path).rpartition(":")[2]
+
+
+class GymTextGame(TextGame):
+    """An episode of `environment`, which was made by a class or by its name."""
+
+    def __init__(self, base: str, path: str | None, id: str | None, settings: Mapping[str, Any], **texts: Any) -> None:
+        super().__init__(base, **texts)
+        if path is not None:
+            self.environment = locate(path, Path(base))(**settings)
+        else:
+            import gymnasium
+
+            self.environment = gymnasium.make(str(id), disable_env_checker=True, **settings)
+
+    def begin(self, seed: int, row: Mapping[str, Any]) -> Any:
+        """Reset the game."""
+        return self.environment.reset(seed=seed)[0]
+
+    def play(self, action: Any) -> tuple[Any, float | None, bool]:
+        """Make a step."""
+        shown, reward, terminated, truncated, _ = self.environment.step(action)
+        return shown, float(reward), bool(terminated or truncated)

@@ -1,0 +1,79 @@
+"""skyrl-gym's protocol: `init(prompt)`, and `step(action)` with observations that are messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field, JsonValue, model_validator
+
+from oncurve.base.imports import locate
+from oncurve.environments.episode import Episode, Reply, ToolCall
+from oncurve.environments.games.game import GameSettings
+
+
+class SkyRLGym(GameSettings):
+    """An environment of skyrl-gym, which is made anew for each row. Each turn has the reward of its step."""
+
+    episode: ClassVar[str] = f"{__name__}:SkyRLGymEpisode"
+    needs: ClassVar[tuple[str, str] | None] = ("skyrl_gym", "skyrl-gym")
+
+    id: str | None = None
+    """The name under which skyrl-gym knows it: "gsm8k_multi_turn"."""
+
+    path: str | None = None
+    """In its place the class: "file.py:Name" (relative to the recipe) or "module:Name"."""
+
+    settings: dict[str, JsonValue] = Field(default_factory=dict)
+    """Entries of `extras` that the columns of the row do not have: `{ max_turns = 3 }`."""
+
+    env_config: dict[str, JsonValue] = Field(default_factory=dict)
+    """What the environment gets as `env_config`."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> SkyRLGym:
+        if (self.path is None) == (self.id is None):
+            raise ValueError('give a name that skyrl-gym knows (id), or a class (path = "game.py:Game")')
+        return self
+
+    @property
+    def title(self) -> str:
+        """The environment's name."""
+        return self.id or str(self.path).rpartition(":")[2]
+
+
+class SkyRLGymEpisode(Episode):
+    """An episode of an environment of skyrl-gym."""
+
+    def __init__(
+        self, base: str, id: str | None, path: str | None, settings: Mapping[str, Any], env_config: Mapping[str, Any]
+    ) -> None:
+        import omegaconf
+        import skyrl_gym
+
+        self._make = skyrl_gym.make if path is None else lambda _, **given: locate(path, Path(base))(**given)
+        self._id, self._extras, self._config = id, settings, omegaconf.OmegaConf.create(dict(env_config))
+
+    def start(self, row: Mapping[str, Any], prompt: Any) -> Sequence[Mapping[str, Any]]:
+        """Make the environment of a row, and return the messages that it adds. Raises ValueError: it changes others."""
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        self.environment = self._make(self._id, env_config=self._config, extras={**self._extras, **row})
+        opened = self.environment.init([dict(each) for each in asked])[0]
+        if opened[: len(asked)] != asked:
+            raise ValueError("its init changes the messages of the prompt; write them so in the data")
+        added: Sequence[Mapping[str, Any]] = opened[len(asked) :]
+        return added
+
+    def reply(self, text: str, calls: Sequence[ToolCall]) -> Reply:
+        """Make a step. What the environment makes of the policy's text is not read: what was sampled stays."""
+        found = self.environment.step(text)
+        return Reply(found["observations"], float(found["reward"]), bool(found["done"]))
+
+    def score(self) -> float | None:
+        """Return 0: what the turns did not earn."""
+        return 0.0
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.environment.close()

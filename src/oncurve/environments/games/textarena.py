@@ -1,0 +1,62 @@
+"""TextArena's games for one player."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from oncurve.environments.games.game import TextGame, TextGameSettings
+
+_RAW = "-raw"
+"""Ends the name of a game without wrappers: the others show the whole history each turn, which a stream has already."""
+
+
+class TextArena(TextGameSettings):
+    """A game of TextArena for one player. Its reward is that of the whole game, and 0 for one that is left."""
+
+    episode: ClassVar[str] = f"{__name__}:TextArenaGame"
+    needs: ClassVar[tuple[str, str] | None] = ("textarena", "textarena")
+
+    id: str = Field(min_length=1)
+    """The game's name: "GuessTheNumber-v0"."""
+
+    @property
+    def title(self) -> str:
+        """The game's name."""
+        return self.id
+
+
+class TextArenaGame(TextGame):
+    """An episode of a game of TextArena."""
+
+    def __init__(self, base: str, id: str, settings: Mapping[str, Any], **texts: Any) -> None:
+        super().__init__(base, **texts)
+        import textarena
+
+        self.environment = textarena.make(id.removesuffix(_RAW) + _RAW, **settings)
+        self._outcome = 0.0
+
+    def begin(self, seed: int, row: Mapping[str, Any]) -> str:
+        """Reset the game."""
+        self._outcome = 0.0
+        self.environment.reset(num_players=1, seed=seed)
+        return self._news()
+
+    def play(self, action: Any) -> tuple[str, None, bool]:
+        """Make a move."""
+        done, _ = self.environment.step(action)
+        if done:
+            rewards, _ = self.environment.close()
+            self._outcome = float((rewards or {}).get(0, 0.0))
+        return self._news(), None, bool(done)
+
+    def _news(self) -> str:
+        """Return what the game has said since, without what the policy has written."""
+        player, messages = self.environment.get_observation()
+        return "\n".join(text for sender, text, _ in messages if sender != player)
+
+    def score(self) -> float | None:
+        """Return the player's reward."""
+        return self._outcome

@@ -1,0 +1,109 @@
+"""A worker's side of a program: it runs for one row, calls the policy at an address, and returns its reward.
+
+    def run(base_url, api_key, row): ...              # sync or async; a number is the reward of the episode
+
+A function is given what it names: `base_url`, `api_key`, `model`, `row` (all columns, and the `prompt`), `prompt`, and
+columns by their names. A command finds the same in its environment: OPENAI_BASE_URL, OPENAI_API_KEY, ONCURVE_ROW.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from oncurve.base.imports import locate
+from oncurve.environments.play import seed_all
+
+MODEL = "policy"
+_LONGEST_LINE = 1 << 16
+
+
+class ProgramPlayer:
+    """Runs a program for one episode per item: `player({"address", "key", "seed", "row", "prompt"})`."""
+
+    about: Mapping[str, Any] = {"tools": (), "answers": False}
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+
+    def __call__(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the program's reward as `outcome`; None: it gives none."""
+        row = {"prompt": item["prompt"], **item["row"]}
+        os.environ.update(OPENAI_BASE_URL=item["address"], OPENAI_API_KEY=item["key"])
+        seed_all(item["seed"])
+        _say_begun(item["address"], item["key"])
+        given = {**row, "row": row, "base_url": item["address"], "api_key": item["key"], "model": MODEL}
+        value = self._run(**_taken(self._run, given))
+        if inspect.iscoroutine(value):
+            import asyncio  # here: it takes long to import, and few programs need it
+
+            value = asyncio.run(value)
+        return {"outcome": None if value is None else float(value)}
+
+
+def _taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a function names. Raises TypeError: it needs others."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return dict(given)
+    named = [each for each in parameters if each.kind is not each.VAR_POSITIONAL]
+    missing = [each.name for each in named if each.name not in given and each.default is each.empty]
+    if missing:
+        raise TypeError(f"the program takes {missing[0]!r}, and it can be given: {', '.join(given)}")
+    return {each.name: given[each.name] for each in named if each.name in given}
+
+
+def _say_begun(address: str, key: str) -> None:
+    where = urlsplit(address)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port)
+    with contextlib.closing(connection):
+        connection.request("POST", f"{where.path}/begin", "{}", {"Authorization": f"Bearer {key}"})
+        connection.getresponse().read()
+
+
+def command_runner(command: Sequence[str], folder: str) -> Callable[..., float | None]:
+    """Return a program that runs a command in `folder`; the last line of its output is its reward, if it is a number.
+
+    A command "python" is the interpreter of this process.
+    """
+
+    def run(row: Mapping[str, Any]) -> float | None:
+        called = [sys.executable if command[0] == "python" else command[0], *command[1:]]
+        environment = {**os.environ, "ONCURVE_ROW": json.dumps(row, default=str)}
+        with tempfile.TemporaryFile() as output:
+            ended = subprocess.run(called, stdin=subprocess.DEVNULL, stdout=output, cwd=folder, env=environment)
+            if ended.returncode:
+                raise RuntimeError(f"the command ended with exit code {ended.returncode}")
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _LONGEST_LINE))
+            lines = output.read().decode(errors="replace").strip().split("\n")
+        try:
+            return float(lines[-1])
+        except ValueError:
+            return None
+
+    return run
+
+
+def served(
+    program: str | None = None, command: Sequence[str] = (), pickled: str | None = None, base: str | None = None
+) -> ProgramPlayer:
+    """Return the callable of a worker: a function at a path, a command, or one in the parent's cloudpickle bytes."""
+    folder = Path.cwd() if base is None else Path(base)
+    if command:
+        return ProgramPlayer(command_runner(command, str(folder)))
+    if pickled is None:
+        return ProgramPlayer(locate(str(program), folder))
+    import cloudpickle  # here: only a worker unpickles, and only its own parent's bytes
+
+    return ProgramPlayer(cloudpickle.loads(base64.b64decode(pickled)))

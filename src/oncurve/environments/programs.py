@@ -1,0 +1,304 @@
+"""Episodes that are programs of the user's, which call the policy as they would call OpenAI.
+
+    a program in a worker -> its call waits -> the policy writes the answer -> the program goes on -> ... -> its reward
+
+A wave is decoded when each of its programs has a call that waits, or has ended. So which rows are decoded together
+depends on the programs alone, and programs that do the same again get the same bits.
+
+A call whose messages begin with those of an earlier call and its answer goes on with that row: what was sampled is not
+tokenised again. Any other call begins a row of its own, in the same group and with the same reward.
+
+Covered: calls at the same time; calls that a client repeats; programs that raise, exit, hang, die or call for ever. A
+program whose worker was killed runs again, and its calls get the answers that they got.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from queue import Empty
+from typing import Any
+
+from oncurve.base.errors import ModelError
+from oncurve.environments.endpoint import BEGUN, OVER, Asked, Call, Line, answered
+from oncurve.environments.host import Pending
+from oncurve.environments.rows import LONGEST_TOKEN, Rollout, Row
+from oncurve.environments.settings import Endpoint
+from oncurve.randomness import episode_seed
+from oncurve.types import Completion, Ending, Prompt
+
+log = logging.getLogger("oncurve.environments")
+
+_PATIENCE_SECONDS = 10.0  # for a worker that starts
+_CODES = {"budget": "context_length_exceeded", "turns": "max_turns"}
+
+
+@dataclass(eq=False)
+class _Made:
+    """A call that was taken in, its answer once it is there, and the requests that wait for it."""
+
+    asked: Asked
+    row: Row
+    calls: list[Call]
+    answer: Mapping[str, Any] | None = None
+
+
+@dataclass(eq=False)
+class _Program:
+    """One episode.
+
+    since       when it began to do what is waited for; None: its worker starts
+    made        its calls; `unclaimed` are those that a program that runs again has not made again yet
+    calls       that have come and are not taken in
+    refused     the ending of a program whose last call was refused, of the row `last`
+    refusals    so many calls were refused
+    """
+
+    number: int
+    index: int
+    prompt: Prompt
+    sample: int
+    line: Line | None = None
+    pending: Pending | None = None
+    slot: int = -1
+    since: float | None = None
+    rows: list[Row] = field(default_factory=list)
+    made: list[_Made] = field(default_factory=list)
+    unclaimed: list[_Made] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    refused: Ending | None = None
+    last: Row | None = None
+    refusals: int = 0
+    posted: float | None = None
+
+    @property
+    def waits(self) -> list[_Made]:
+        """Return the calls without an answer."""
+        return [made for made in self.made if made.answer is None]
+
+
+class Programs(Rollout):
+    """The user's programs call the policy. `longest`: the most tokens of a row, prompt and completion together."""
+
+    def __init__(self, *given: Any, longest: int | None = None) -> None:
+        super().__init__(*given)
+        settings = self._engine.settings
+        assert isinstance(settings, Endpoint)
+        self._settings, self._longest = settings, longest
+        self._most_waves = min(settings.waves, settings.processes)
+        size = self._sampling.group_size
+        self._programs = [
+            _Program(index * size + number, index, prompt, self._firsts[index] + number)
+            for index, prompt in enumerate(self._prompts)
+            for number in range(size)
+        ]
+        self._engine.host.ready()
+
+    def hear(self, wave: range) -> None:
+        """Let programs run until each has a call that waits, or has ended; others begin in their place."""
+        began = time.perf_counter()
+        programs = [program for program in self._programs if program.index in wave]
+        while busy := self._busy(wave, programs):
+            for program in busy:
+                self._listen(program)
+            time.sleep(self._settings.together_seconds * any(program.calls for program in busy))
+            for program in programs:
+                self._take_calls(program)
+        self._note("environment/wait_seconds", time.perf_counter() - began)
+
+    def over(self, index: int) -> bool:
+        """Return whether all programs of a group have ended."""
+        return all(each.line is not None and each.pending is None for each in self._programs if each.index == index)
+
+    def give_up(self) -> None:
+        """End the programs that run."""
+        for program in self._programs:
+            self._end(program)
+
+    def _busy(self, wave: range, programs: Sequence[_Program]) -> list[_Program]:
+        """Begin programs where workers of this wave are free, and return those that neither wait nor have ended."""
+        taken = {program.slot for program in programs if program.pending is not None}
+        free = [slot for slot in range(wave.start, self._settings.processes, wave.step) if slot not in taken]
+        for program, slot in zip([program for program in programs if program.line is None], free, strict=False):
+            host, prompt = self._engine.host, program.prompt
+            program.line, program.slot = host.endpoint.open(), slot
+            seed = episode_seed(self._engine.seed, self._draw, prompt.id, 0, 0)  # all samples of a group begin alike
+            asked = [dict(each) for each in prompt.messages] if prompt.messages else prompt.text
+            program.pending = host.run(slot, program.line, prompt.columns, asked, seed)
+        return [program for program in programs if program.pending is not None and not program.waits]
+
+    def _listen(self, program: _Program) -> None:
+        """Wait for a program's next call, or for its end."""
+        limit = self._settings.timeout_seconds
+        while program.line is not None and program.pending is not None and not program.calls:
+            left = _PATIENCE_SECONDS if program.since is None else program.since + limit - time.monotonic()
+            try:
+                self._happened(program, program.line.events.get(timeout=max(0.0, left)))
+            except Empty:
+                self._engine.host.ready()  # raises, where workers cannot start
+                if program.since is not None:
+                    self._fail(program, f"timeout: no call within {limit:g} seconds (timeout_seconds)")
+
+    def _happened(self, program: _Program, event: Any) -> None:
+        if event is None:
+            self._finished(program)
+        elif isinstance(event, Call):
+            program.calls.append(event)
+        elif event != BEGUN:
+            program.posted = float(event)
+        elif program.since is not None and not self._settings.exact:
+            self._fail(program, "died: its worker has ended, and environment.exact = false: it is not run again")
+        else:
+            program.calls, program.unclaimed, program.posted = [], list(program.made), None
+            program.since = time.monotonic()
+
+    def _take_calls(self, program: _Program) -> None:
+        """Take in the calls of a program that have come, in an order that depends on what they say."""
+        while program.line is not None and program.pending is not None and not program.line.events.empty():
+            self._happened(program, program.line.events.get())
+        calls, program.calls = sorted(program.calls, key=lambda call: repr(call.asked)), []
+        for call in calls:
+            known = next((made for made in program.unclaimed if made.asked == call.asked), None)
+            if call.again and known is None:  # a client repeats a call that it has given up
+                known = next((made for made in reversed(program.made) if made.asked == call.asked), None)
+            if program.pending is None:
+                call.refuse(OVER)
+            elif known is not None:
+                program.unclaimed = [made for made in program.unclaimed if made is not known]
+                known.calls.append(call)
+                self._send(program, known)
+            elif program.unclaimed:
+                self._fail(program, "died: its worker has ended, and the program does not go the same way again")
+            elif len(program.made) >= self._settings.max_turns:
+                most = f"an episode has at most {self._settings.max_turns} calls (environment.max_turns)"
+                self._refuse(program, call, most, "turns")
+            elif row := self._continued(program, call.asked) or self._new(program, call):
+                self._warn(call.asked)
+                row.ended, row.stop, row.place = None, call.asked.stop, len(program.made)
+                row.most = min(call.asked.most or row.room, row.room)
+                program.made.append(_Made(call.asked, row, [call]))
+                program.refused, program.last = None, row
+
+    def _continued(self, program: _Program, asked: Asked) -> Row | None:
+        """Return the longest row that a call goes on with, after what it adds."""
+        found, before = None, 0
+        for row in program.rows:
+            history = [*((row.start and row.start.messages) or ()), *row.written]
+            fits = row.ended is not None and row.tools == asked.tools and before < len(history) < len(asked.messages)
+            if fits and all(map(_same, history, asked.messages)):
+                found, before = row, len(history)
+        if found is None or found.ended is None:
+            return None
+        ending = self._context(found, [dict(each) for each in asked.messages[before:]], found.ended)
+        return found if ending is None else None  # it has no room, or the template does not go on
+
+    def _new(self, program: _Program, call: Call) -> Row | None:
+        """Begin a row with the messages of a call; None: it is refused."""
+        asked, prompt, room = call.asked, program.prompt, self._sampling.max_new_tokens
+        most, ids = self._settings.max_prompt_tokens, tuple[int, ...]()
+        try:
+            if sum(len(message["content"]) for message in asked.messages) <= most * LONGEST_TOKEN:
+                ids = self._engine.dialogue.asked(asked.messages, asked.tools)
+        except ModelError as wrong:
+            self._refuse(program, call, str(wrong))
+            return None
+        room = room if self._longest is None else min(room, self._longest - len(ids))
+        if not ids or len(ids) > most or room < 1:
+            self._refuse(program, call, f"at most {min(most, self._longest or most)} tokens fit", "budget")
+            return None
+        if any(each.start is not None and each.start.ids[0] != ids[0] for each in self._rows[program.index]):
+            self._refuse(program, call, "the chats of a group must begin with the same token")
+            return None
+        limit = min(asked.most or room, room)
+        row = Row(program.number, prompt, program.sample, asked.tools, room, limit)
+        row.start = replace(prompt, ids=ids, messages=asked.messages, row_ids=prompt.ids, limit=limit)
+        program.rows.append(row)
+        self._rows[program.index].append(row)
+        return row
+
+    def _refuse(self, program: _Program, call: Call, sentence: str, ending: Ending | None = None) -> None:
+        call.refuse(f"the call is refused: {sentence}", _CODES.get(str(ending), "invalid_request"))
+        program.refused, program.since = ending or program.refused, time.monotonic()
+        program.refusals += 1
+        if program.refusals > self._settings.max_turns:
+            self._fail(program, f"calls: it goes on to call after {program.refusals} refusals")
+
+    def _warn(self, asked: Asked) -> None:
+        """Say once per argument that the run's own value is used."""
+        for name, value in asked.ignored.items():
+            if name not in self._engine.warned and (name, value) != ("temperature", self._sampling.temperature):
+                self._engine.warned.add(name)
+                log.warning(
+                    "environment: %s = %.60r of a program's call has no effect: the run decides it", name, value
+                )
+
+    def answer(self, row: Row, completion: Completion, calls: Sequence[Any], good: Sequence[Any]) -> None:
+        """Answer the call that waits for this turn."""
+        program = self._programs[row.number]
+        (made,) = (made for made in program.waits if made.row is row)
+        row.ended, written, count = completion.ended, row.written[-1], len(completion.ids)
+        before = len(row.start.ids if row.start else ()) + len(row.ids) - count
+        made.answer = answered(_shown(written), written.get("tool_calls"), completion.ended, before, count)
+        self._send(program, made)
+
+    def _send(self, program: _Program, made: _Made) -> None:
+        """Answer those that wait for a call, if the answer is there."""
+        while made.answer is not None and made.calls:
+            made.calls.pop().settle(200, made.answer)
+            program.since = time.monotonic()
+
+    def _finished(self, program: _Program) -> None:
+        """Take the reward of a program that has ended, or its fault."""
+        assert program.pending is not None
+        reply = program.pending.result()
+        if reply.fault is not None and not (program.refused and reply.fault in ("exception", "exit")):
+            self._fail(program, f"{reply.fault}: {reply.message.strip().rpartition(chr(10))[2][:300]}")
+            return
+        self._end(program)
+        outcome = None if reply.fault is not None else reply.value["outcome"]
+        for row in program.rows:
+            refused = program.refused if row is program.last else None
+            row.ended = refused or row.ended or "environment"
+            row.outcome = program.posted if outcome is None else outcome
+        if not program.rows:
+            self._fail(program, "none: the program has ended and got no answer to a call")
+
+    def _fail(self, program: _Program, why: str) -> None:
+        """Leave an episode out of training."""
+        self._end(program)
+        if not program.rows:
+            program.rows = [Row(program.number, program.prompt, program.sample, (), 1, 1)]
+            self._rows[program.index] += program.rows
+        for row in program.rows:
+            row.fail(why)
+
+    def _end(self, program: _Program) -> None:
+        """End a program, if it runs, with the rows that have no turn."""
+        if program.pending is None or program.line is None:
+            return
+        program.pending.cancel()
+        program.pending = None
+        for call in [call for made in program.waits for call in made.calls] + program.calls:
+            call.refuse(OVER)
+        self._engine.host.endpoint.shut(program.line)
+        empty = [row for row in program.rows if not row.turn]
+        program.rows = [row for row in program.rows if row.turn]
+        self._rows[program.index] = [row for row in self._rows[program.index] if row not in empty]
+
+
+def _shown(message: Mapping[str, Any]) -> str:
+    """Return the text of a turn of the policy without its tool calls."""
+    before, mark, _ = str(message["content"]).partition("<tool_call>")
+    if not message.get("tool_calls"):
+        return str(message["content"])
+    return before.strip() if mark else ""
+
+
+def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Return whether a message of a call is this one of the history. Clients may leave out text beside tool calls."""
+    calls = ours.get("tool_calls")
+    if not ours["role"] == theirs["role"] == "assistant" or calls != theirs.get("tool_calls"):
+        return ours == theirs
+    return theirs["content"].strip() in ({_shown(ours).strip(), ""} if calls else {_shown(ours).strip()})

@@ -1,0 +1,91 @@
+"""The learner and the engine of a run, from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from oncurve.base.errors import ConfigError
+from oncurve.config import RunConfig
+from oncurve.environments import Dialogue, EpisodeEngine, Host
+from oncurve.learner import Learner, check_learner
+from oncurve.models import LoadedModel
+from oncurve.models.loading import has_template
+from oncurve.rewards import RewardSet
+from oncurve.rollout import RolloutEngine
+
+
+def build_learner(
+    config: RunConfig, loaded: LoadedModel, reference: LoadedModel | None = None, teacher: LoadedModel | None = None
+) -> Learner:
+    """Return the learner of `[learner]`, on the ranks of `[cluster]`.
+
+    Raises ConfigError: what its settings build is none.
+    """
+    make = partial(
+        config.learner.build,
+        loaded.model,
+        config.policy_term,
+        config.regularizer,
+        critic=config.critic,
+        temperature=1.0 if config.demonstrates else config.rollout.temperature,
+        total_updates=config.run.steps * config.updates_per_step,
+        reference=None if reference is None else reference.model,
+        teacher=None if teacher is None else teacher.model,
+        dtype=loaded.dtype,
+        tokenizer=loaded.tokenizer,
+    )
+    models = [each.model for each in (loaded, reference, teacher) if each is not None]
+    learner = config.cluster.learner(make, models)
+    return check_learner(learner)
+
+
+def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
+    """Return the engine of `[engine]`, in this process alone. Raises ConfigError: what its settings build is not
+    one.
+    """
+    engine = engine_maker(config, loaded)()
+    needed = ("exact", "follow", "generate", "measured", "worked", "close")
+    lacking = [name for name in needed if not hasattr(engine, name)]
+    if lacking:
+        lacks = f"{type(engine).__name__} lacks {' and '.join(lacking)}; derive it from oncurve.rollout.EngineBase"
+        raise ConfigError(f"engine.kind: what it builds is no rollout engine: {lacks}")
+    if engine.exact != config.engine.exact:
+        stated = f"its settings say exact = {config.engine.exact}, and the engine says {engine.exact}"
+        raise ConfigError(f"engine.kind: {stated}; the plan and the maths need the same")
+    return engine
+
+
+def host_of(config: RunConfig, base: Path | None) -> Host | None:
+    """Return what plays the episodes of `[environment]`; None: completions are of one turn."""
+    settings = config.environment.plays
+    return None if settings is None else Host(settings, base)
+
+
+def with_environment(
+    config: RunConfig, engine: RolloutEngine, loaded: LoadedModel, rewards: RewardSet, host: Host | None
+) -> RolloutEngine:
+    """Return the engine whose completions are episodes that `host` plays; `engine` itself without one.
+
+    Raises ConfigError: the model has no tokenizer.
+    """
+    if host is None:
+        return engine
+    if loaded.tokenizer is None:
+        raise ConfigError("environment: what it says is text, and the model has no tokenizer; give it one")
+    dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs, host.settings.call_forms)
+    keep = any("environments" in each.accepts.takes for each in rewards.components)
+    rollout = None
+    if host.settings.programs:
+        from oncurve.environments import Programs  # here: its packages are an extra
+
+        rollout = partial(Programs, longest=loaded.model.longest_row)
+        if not has_template(loaded.tokenizer):
+            raise ConfigError("environment: programs speak in chats, and the model's tokenizer has no chat template")
+    return EpisodeEngine(engine, host, dialogue, config.rollout, config.run.seed, keep, rollout)
+
+
+def engine_maker(config: RunConfig, loaded: LoadedModel) -> Callable[[], RolloutEngine]:
+    """Return a function that makes the engine of `[engine]`."""
+    return partial(config.engine.build, config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed)
