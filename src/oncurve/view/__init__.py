@@ -16,8 +16,8 @@ from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.view.command import copy_runs as copy_runs, view as view
+    from oncurve.view.front import FOLDER as FOLDER, bundle as bundle
     from oncurve.view.library import Library as Library
-    from oncurve.view.pages import FOLDER as FOLDER, bundle as bundle
     from oncurve.view.server import application as application
 
 __getattr__, __all__ = lazily(__name__)

@@ -11,8 +11,8 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.base.errors import ConfigError, OncurveError
+from oncurve.view.front import page
 from oncurve.view.library import MOST_ROWS, Library, encoded
-from oncurve.view.pages import page
 
 
 def write_copy(library: Library, folder: Path, steps: Sequence[int] | None) -> Path:

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oncurve.base.errors import OncurveError
 from oncurve.base.output import visible
+from oncurve.view.front import POLICY, bundle, page, sheet
 from oncurve.view.library import Library, encoded
-from oncurve.view.pages import POLICY, bundle, page, sheet
 
 OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d{1,5})?")
 """The names under which a browser on this machine, or at the other end of a tunnel, knows the server."""

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from fakes.project import oncurve
 from fakes.viewed import KEY, write_run
 from oncurve.view import FOLDER, Library, application, bundle, copy_runs
-from oncurve.view.pages import OWN, VENDORED
+from oncurve.view.front import OWN, VENDORED
 
 ASKED = {
     "runs": {},
