@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from fakes.project import Said
-from oncurve.report import TOKENS, RolloutFiles, RolloutIndex, shown
+from oncurve.report import TOKENS, RolloutFiles, RolloutIndex, look_at
 
 Command = Callable[..., Said]
 SETTINGS = (
@@ -92,7 +92,7 @@ def test_a_group_is_shown_with_what_the_step_changed_most(command: Command) -> N
     assert top["link"] == f"#/out/2/1/{top['completion']}/{top['token']}"
     assert top["piece"] in said.out
     assert abs(of_step["most_changed"][0]["change"]) >= abs(top["change"])
-    one = shown(Path("out"), 2, 1, top["completion"])
+    one = look_at(Path("out"), 2, 1, top["completion"])
     assert [item["completion"] for item in one["completions"]] == [top["completion"]]
 
 

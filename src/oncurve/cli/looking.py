@@ -28,11 +28,11 @@ def show_command(
 
     The run may be going on.
     """
-    from oncurve.report import show_text, shown
+    from oncurve.report import look_at, show_text
 
     if completion is not None and group is None:
         raise ConfigError("--completion: name its group, too, by --group")
-    found = shown(directory, step, group, completion)
+    found = look_at(directory, step, group, completion)
     say(show_text(found))
     if as_json:
         say(json.dumps(found))

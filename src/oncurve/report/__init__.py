@@ -1,6 +1,6 @@
 """A run as plain values (`read_run`, `RolloutIndex`), and as one self-contained page.
 
-Loaded lazily: who only reads groups needs no torch.
+Loaded lazily: a process that only reads groups needs no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         RolloutFiles as RolloutFiles,
         steps_in_words as steps_in_words,
     )
-    from oncurve.report.show import link as link, show_text as show_text, shown as shown
+    from oncurve.report.show import link as link, look_at as look_at, show_text as show_text
     from oncurve.report.shown import (
         Groups as Groups,
         Page as Page,

@@ -26,7 +26,7 @@ _MOST_CACHED_GROUPS = 200_000
 class RolloutIndex:
     """The groups of a run, by step and by their number in the step, from 0. Everything that reads groups does it here.
 
-    Every step has a small index beside its groups. One that is missing, damaged or of another file is made again from
+    Every step has a small index next to its groups. One that is missing, damaged or of another file is made again from
     the groups, and written if the folder can be written to. So nothing here raises for what a killed run or a bad disk
     has left: what cannot be read is not listed.
     """
@@ -129,18 +129,18 @@ class RolloutIndex:
 
     def _index(self, step: int) -> tuple[Columns, list[str]]:
         """Return columns and prompts of a step; empty where it is not there."""
-        path, beside = self._files.path(step), self._files.path(step, INDEX)
+        path, index = self._files.path(step), self._files.path(step, INDEX)
         try:
             source = path.stat().st_size
         except OSError:
             return parsed(packed(0, []), 0)
         if step not in self._cached or self._cached[step][0] != source:
             try:
-                found = parsed(beside.read_bytes(), source)
+                found = parsed(index.read_bytes(), source)
             except (OSError, EOFError, KeyError, ValueError, zlib.error, SafetensorError):
                 content = packed(source, rows_of(path))
                 with suppress(durable.StorageError):  # a folder that cannot be written to is read all the same
-                    durable.write_file(beside, content, sync=False)
+                    durable.write_file(index, content, sync=False)
                 found = parsed(content, source)
             while self._cached and sum(len(each[2]) for each in self._cached.values()) > _MOST_CACHED_GROUPS:
                 del self._cached[next(iter(self._cached))]

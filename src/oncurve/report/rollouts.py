@@ -1,4 +1,4 @@
-"""The files of a run's groups: `rollouts/step-000012.jsonl.gz`, a line each, and what stands beside it."""
+"""The files of a run's groups: `rollouts/step-000012.jsonl.gz`, a line each, and those that belong to it."""
 
 from __future__ import annotations
 

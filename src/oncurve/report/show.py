@@ -30,7 +30,7 @@ def link(run: str, *numbers: int | None) -> str:
     return "/".join(["#", quote(run, safe=""), *(str(number) for number in numbers if number is not None)])
 
 
-def shown(
+def look_at(
     run: Path, step: int | None = None, group: int | None = None, completion: int | None = None
 ) -> dict[str, Any]:
     """Return a step's rows, or with a `group` that group, as plain values. `step` None: the newest.
@@ -55,7 +55,9 @@ def shown(
     rows = index.rows(step)
     if group is None:
         groups = index.changed(step, 10 * MOST_CHANGED)
-        changed = None if groups is None else [each for one in groups for each in shown(run, step, one)["most_changed"]]
+        changed = (
+            None if groups is None else [each for one in groups for each in look_at(run, step, one)["most_changed"]]
+        )
         return found | {"rows": rows, "most_changed": changed and _most(changed)}
     try:
         record = index.group(step, group)
@@ -122,7 +124,7 @@ def _most(tokens: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def show_text(found: Mapping[str, Any]) -> str:
-    """Return what `shown` returns as lines for a terminal."""
+    """Return what `look_at` returns as lines for a terminal."""
     if "rows" in found:
         names = ("group", "prompt_id", "mean", "spread", "right", "truncated", "invalid", "length", "largest")
         rows = [(*(_short(row[name]) for name in names), _one_line(row["prompt"])) for row in found["rows"]]

@@ -36,7 +36,7 @@ class Pieces:
         found: dict[tuple[int, ...], str] = {}
         for ids in completions:
             texts: dict[tuple[int, ...], str | None] = {(token,): self._text((token,)) for token in set(ids)}
-            if None in texts.values():  # only tokens beside parts of characters depend on their neighbours
+            if None in texts.values():  # only tokens next to parts of characters depend on their neighbours
                 waiting: tuple[int, ...] = ()
                 for token in ids:
                     waiting += (token,)

@@ -92,10 +92,10 @@ def test_rows_and_single_groups_are_those_of_the_whole_file(
 @pytest.mark.parametrize("harm", ["missing", "empty", "flipped", "of another file", "of something else"])
 def test_a_lost_or_damaged_index_is_made_again_and_written(tmp_path: Path, harm: str) -> None:
     written(tmp_path, 20, seed=1)
-    beside = RolloutFiles(tmp_path).path(3, INDEX)
-    other = beside.read_bytes()
+    index_file = RolloutFiles(tmp_path).path(3, INDEX)
+    other = index_file.read_bytes()
     written(tmp_path, 30)
-    content, rows = beside.read_bytes(), RolloutIndex(tmp_path).rows(3)
+    content, rows = index_file.read_bytes(), RolloutIndex(tmp_path).rows(3)
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 64
     harmed = {
@@ -104,11 +104,11 @@ def test_a_lost_or_damaged_index_is_made_again_and_written(tmp_path: Path, harm:
         "of another file": other,
         "of something else": gzip.compress(b"[]"),
     }
-    beside.unlink()
+    index_file.unlink()
     if harm in harmed:
-        beside.write_bytes(harmed[harm])
+        index_file.write_bytes(harmed[harm])
     assert RolloutIndex(tmp_path).rows(3) == rows
-    assert beside.read_bytes() == content
+    assert index_file.read_bytes() == content
 
 
 @pytest.mark.parametrize("with_index", [True, False])
@@ -196,7 +196,7 @@ def test_a_reader_of_groups_needs_no_torch(tmp_path: Path) -> None:
     written(tmp_path, 3)
     RolloutFiles(tmp_path).path(3, INDEX).unlink()
     code = (
-        "import sys, pathlib; from oncurve.report import RolloutIndex, link, read_run, shown\n"
+        "import sys, pathlib; from oncurve.report import RolloutIndex, link, look_at, read_run\n"
         "index = RolloutIndex(pathlib.Path(sys.argv[1])); index.group(3, len(index.rows(3)) - 1)\n"
         "sys.exit('torch' in sys.modules)"
     )

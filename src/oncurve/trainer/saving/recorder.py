@@ -36,7 +36,7 @@ class Recorder:
     A thread makes the text of a step's groups and compresses it while the step's updates run. This thread writes it,
     at the latest with the step's line or when the recorder is closed: the groups of a step that has failed are there.
 
-    `retention` says of which steps the groups stay. Those of a step go when the line of a later one is written.
+    `retention` names the steps whose groups stay. Those of a step go when the line of a later one is written.
 
     `tokenizer` gives the tokens' texts; without one there are none. `verifier` is the name of the reward that says
     which completions are right.
