@@ -1,4 +1,4 @@
-"""The commands that look into a run's groups."""
+"""The commands that look into runs: in a terminal, and in a browser."""
 
 from __future__ import annotations
 
@@ -36,3 +36,32 @@ def show_command(
     say(show_text(found))
     if as_json:
         say(json.dumps(found))
+
+
+def view_command(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder that holds runs, or a run (default: runs).", metavar="[DIR]")
+    ] = Path("runs"),
+    port: Annotated[
+        int | None, typer.Option("--port", help="The port on 127.0.0.1 (default: 8765 or the next free one).")
+    ] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address alone; open no browser.")] = False,
+    export_to: Annotated[
+        Path | None, typer.Option("--export", help="Write a copy that opens without a server to this folder.")
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option("--steps", help="The steps of the copy: 1,10,20-25 (default: the first and the last).")
+    ] = None,
+) -> None:
+    """Show runs in a browser: curves, groups, and what each update did to each token.
+
+    The server answers this machine alone, by the address that it prints; the runs may be going on.
+    """
+    from oncurve.view import copy_runs, view
+
+    if export_to is not None:
+        say(str(copy_runs(folder, export_to, steps)))
+    elif steps is not None:
+        raise ConfigError("--steps chooses the steps of a copy: give --export FOLDER, too")
+    else:
+        view(folder, port, not no_browser)

@@ -38,7 +38,7 @@ from oncurve.cli.groups import (
     show,
 )
 from oncurve.cli.help import CommandWithExamples
-from oncurve.cli.looking import show_command
+from oncurve.cli.looking import show_command, view_command
 
 
 class _Interrupted(Exception):  # noqa: N818 - it is no error
@@ -342,6 +342,7 @@ def report(directory: Annotated[Path, typer.Argument(help="The run's folder.", m
 
 
 app.command("show", cls=CommandWithExamples)(show_command)
+app.command("view", cls=CommandWithExamples)(view_command)
 
 
 def main() -> None:

@@ -65,7 +65,7 @@ def list_runs(folder: Path | None = None) -> list[ListedRun]:
         if folder is None:
             return []
         raise RunDirectoryError(f"{root} is not a folder. Name one that holds runs; the default is runs.")
-    return sorted((_listed(path) for path in _runs(root, DEEPEST)), key=lambda run: run.age_seconds)
+    return sorted((_listed(path) for path in find_runs(root)), key=lambda run: run.age_seconds)
 
 
 def table_of(runs: list[ListedRun]) -> str:
@@ -79,15 +79,15 @@ def table_of(runs: list[ListedRun]) -> str:
     )
 
 
-def _runs(folder: Path, depth: int) -> Iterator[Path]:
-    """Return the run directories in and below `folder`; nothing inside of one is looked at."""
+def find_runs(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
+    """Return the run directories in and below `folder`; nothing inside of one is looked at, and no link followed."""
     if (folder / CONFIG).is_file() and any((folder / name).is_file() for name in (ENVIRONMENT, IDENTITY)):
         yield folder
     elif depth:
         with suppress(OSError):
             for entry in sorted(folder.iterdir()):
                 if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
-                    yield from _runs(entry, depth - 1)
+                    yield from find_runs(entry, depth - 1)
 
 
 def _listed(path: Path) -> ListedRun:

@@ -1,0 +1,117 @@
+"""The command: a server on this machine alone, its address, and a browser that opens it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import sys
+import tempfile
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+from oncurve.base.errors import ConfigError, RunDirectoryError, shown
+from oncurve.base.output import say
+from oncurve.base.paths import usable_path
+from oncurve.view.export import write_copy
+from oncurve.view.library import Library
+
+PORT = 8765
+"""The first port that is tried; the next free one is taken where none is named."""
+
+
+def view(folder: Path, port: int | None, browser: bool) -> None:
+    """Serve the runs in and below `folder` until the process is interrupted; the first line printed is the address.
+
+    Raises ConfigError: the extra is not installed, the port is taken. RunDirectoryError: there is no such folder.
+    """
+    try:
+        import uvicorn
+
+        from oncurve.view.server import application
+    except ImportError as error:
+        raise ConfigError("oncurve view needs its extra: pip install oncurve[view]") from error
+    key, library = secrets.token_urlsafe(24), Library(existing(folder))
+    alone = [quote(name, safe="") for name, path in library.names().items() if path == library.root]
+    with _listening(port) as listening:
+        number = listening.getsockname()[1]
+        address = "/".join([f"http://127.0.0.1:{number}/#key={key}", *alone])
+        settings = uvicorn.Config(
+            application(library, key),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+        )
+        say(address)
+        say(f"It answers this machine alone; elsewhere: ssh -L {number}:127.0.0.1:{number} HOST. Ctrl-C ends it.")
+        sys.stdout.flush()
+        with _opened(address if browser else None):
+            uvicorn.Server(settings).run(sockets=[listening])
+
+
+def copy_runs(folder: Path, out: Path, steps: str | None) -> Path:
+    """Write a copy of the runs in and below `folder` that opens without a server; returns its page.
+
+    steps   "1,10,20-25"; None: the first and the last that each run has kept
+    Raises ConfigError: they are no such numbers, or `out` has files. RunDirectoryError, StorageError.
+    """
+    chosen = None if steps is None else [step for part in steps.split(",") for step in _steps(part)]
+    return write_copy(Library(existing(folder)), usable_path(out, "--export"), chosen)
+
+
+def _steps(part: str) -> range:
+    match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
+    if match is None:
+        raise ConfigError(f"--steps: expected numbers and ranges like 1,10,20-25, got {shown(part)}")
+    return range(int(match[1]), int(match[2] or match[1]) + 1)
+
+
+def existing(folder: Path) -> Path:
+    """Return a folder that is there. Raises RunDirectoryError: it is not."""
+    path = usable_path(folder, "DIR")
+    if not path.is_dir():
+        raise RunDirectoryError(f"{path} is not a folder. Name one that holds runs, or a run; the default is runs.")
+    return path
+
+
+@contextmanager
+def _listening(port: int | None) -> Iterator[socket.socket]:
+    """Return a socket on 127.0.0.1: at `port`, or where None at the first that is free of some. Raises ConfigError."""
+    tried = [port] if port is not None else [*range(PORT, PORT + 10), 0]
+    for number in tried:
+        listening = socket.socket()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(("127.0.0.1", number))
+            listening.listen(64)
+        except (OSError, OverflowError):
+            listening.close()
+            continue
+        with listening:
+            yield listening
+        return
+    raise ConfigError(f"--port: {port} is taken or not allowed; name another, or leave it out")
+
+
+@contextmanager
+def _opened(address: str | None) -> Iterator[None]:
+    """Return a context in which a browser shows `address`, if there is a screen; it stands in a file that only this
+    user reads, because other users see the words of a command.
+    """
+    if address is None or not (sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()):
+        yield
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".html", dir=os.environ.get("XDG_RUNTIME_DIR")) as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+        file.flush()
+        with suppress(webbrowser.Error):
+            webbrowser.open(Path(file.name).as_uri())
+        yield

@@ -1,0 +1,317 @@
+"""The runs below a folder as plain values: the answer to each question of the pages. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oncurve import durable
+from oncurve.base.errors import OncurveError, RunDirectoryError
+from oncurve.metrics import METRICS
+from oncurve.report import RolloutIndex, RunRecord, read_run
+from oncurve.run import find_runs, list_runs
+
+FILES = ("config.toml", "environment.json", "evaluation.json", "metrics.jsonl")
+FOLDERS = ("rollouts",)
+"""The entries of a run that are read; a run in which one of them leads elsewhere is refused."""
+
+REFUSED = {"state": "refused", "step": 0, "steps": None, "written": 0.0, "reward": None, "accuracy": None}
+"""The row of a run of which nothing is read."""
+
+MOST_ROWS = 200
+MOST_METRIC_BYTES = 4 << 20
+DOCTOR_SECONDS = 120
+LOOK_AGAIN_SECONDS = 2.0
+"""The time for which the list of folders is kept: below it live a hundred thousand files."""
+
+FILTERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "constant": lambda columns: columns["spread"] == 0,
+    "wrong": lambda columns: columns["right"] == 0,
+    "solved": lambda columns: (columns["right"] == columns["size"]) & (columns["size"] > 0),
+    "truncated": lambda columns: columns["truncated"] > 0,
+    "invalid": lambda columns: columns["invalid"] > 0,
+}
+
+SORTS = ("group", "mean", "spread", "right", "truncated", "invalid", "largest", "length")
+
+
+class Library:
+    """The runs in and below `root`. A question names a run; the path is looked up and never made from the name."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._found: tuple[float, dict[str, Path]] = (-1e9, {})
+        self._checked: dict[Path, tuple[str, str]] = {}
+        self._known: dict[Path, tuple[str, dict[str, Any], RunRecord]] = {}
+        self._indexes: dict[Path, RolloutIndex] = {}
+        self._doctored: dict[Path, tuple[str, Any]] = {}
+        self._one_doctor = threading.Lock()
+        self._questions: dict[str, Callable[..., Any]] = {
+            "runs": self.runs,
+            "declared": self.declared,
+            "stamp": self.stamp,
+            "run": self.run,
+            "metrics": self.metrics,
+            "groups": self.groups,
+            "group": self.group,
+            "prompt": self.prompt,
+            "doctor": self.doctor,
+        }
+
+    def answer(self, question: str, arguments: Mapping[str, str]) -> Any:
+        """Return the answer as plain values.
+
+        Raises KeyError: there is no such thing. ValueError: an argument is missing, unknown or not a number.
+        OncurveError: the run cannot be read.
+        """
+        ask = self._questions[question]
+        numbers = {"offset", "step", "group", "prompt", "start", "count", "falling"}
+        values = {name: int(value) if name in numbers else value for name, value in arguments.items()}
+        try:
+            inspect.signature(ask).bind(**values)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        return ask(**values)
+
+    def names(self) -> dict[str, Path]:
+        """Return the runs by name: the path below the root, or the root's own name where it is a run."""
+        if time.monotonic() - self._found[0] > LOOK_AGAIN_SECONDS:
+            paths = list(find_runs(self.root))
+            names = (self.root.name if path == self.root else path.relative_to(self.root).as_posix() for path in paths)
+            self._found = (time.monotonic(), dict(zip(names, paths, strict=True)))
+        return self._found[1]
+
+    def declared(self) -> list[dict[str, Any]]:
+        """Return the declarations of the metrics."""
+        kept = ("name", "unit", "formula", "meaning", "advice")
+        return [{key: asdict(metric)[key] for key in kept} for metric in METRICS.values()]
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Return one row per run, the last to write first."""
+        rows = []
+        for name, path in self.names().items():
+            row = REFUSED if self._foreign(path) else self._about(path)[0]
+            rows.append({"run": name, "stamp": self._stamp(path), **row})
+        return sorted(rows, key=lambda row: -row["written"])
+
+    def stamp(self, run: str) -> str:
+        """Return a text that changes when the run writes, starts or stops: cheap enough for every second."""
+        return self._stamp(self._path(run))
+
+    def run(self, run: str) -> dict[str, Any]:
+        """Return what a run is: settings, environment, evaluation, kept steps, damage."""
+        path = self._path(run)
+        row, record = self._about(path)
+        return {
+            "run": run,
+            **row,
+            "folder": str(path),
+            "settings": dict(_flat(record.config or {})),
+            "text": record.config_text,
+            "environment": record.environment,
+            "evaluation": record.evaluation,
+            "kept": list(self._index(path).steps()),
+            "damage": list(record.damage),
+        }
+
+    def metrics(self, run: str, offset: int = 0) -> dict[str, Any]:
+        """Return the lines of `metrics.jsonl` from a byte on, at most 4 MiB, and the byte after them.
+
+        Where the file does not have a line's end before `offset`, it was cut by a resume: `from` is then 0.
+        """
+        path = self._path(run) / "metrics.jsonl"
+        if not path.is_file():
+            return {"from": 0, "to": 0, "more": False, "lines": []}
+        with open(path, "rb") as file:
+            start = offset if offset > 0 and file.seek(offset - 1) and file.read(1) == b"\n" else 0
+            file.seek(start)
+            content = file.read(MOST_METRIC_BYTES)
+            content = content[: content.rfind(b"\n") + 1]
+            more = bool(content) and file.seek(0, 2) > start + MOST_METRIC_BYTES
+        lines = [line for each in content.splitlines() if (line := _numbers(each)) is not None]
+        return {"from": start, "to": start + len(content), "more": more, "lines": lines}
+
+    def groups(
+        self,
+        run: str,
+        step: int,
+        sort: str = "group",
+        falling: int = 0,
+        only: str = "",
+        text: str = "",
+        start: int = 0,
+        count: int = 100,
+    ) -> dict[str, Any]:
+        """Return rows `start` to `start + count` (200 at most) of a step's groups, sorted and filtered, and how many
+        there are.
+        """
+        index = self._index(self._path(run))
+        columns = index.columns(step)
+        if sort not in SORTS or (only and only not in FILTERS):
+            raise ValueError("no such order or filter")
+        kept = np.ones(len(columns["group"]), dtype=bool) if not only else np.asarray(FILTERS[only](columns))
+        if text:
+            wanted = text.casefold()
+            kept &= np.fromiter((wanted in prompt.casefold() for prompt in index.prompts(step)), bool, len(kept))
+        values = np.asarray(columns[sort], dtype="f8")
+        order = np.argsort(-values if falling else values, kind="stable")  # NaN, not known, is last both ways
+        order = order[kept[order]]
+        start, end = max(0, start), max(0, start) + min(MOST_ROWS, max(0, count))
+        return {
+            "total": len(kept),
+            "found": len(order),
+            "verified": bool((columns["right"] >= 0).any()),
+            "start": start,
+            "rows": index.rows(step, order[start:end].tolist()),
+        }
+
+    def group(self, run: str, step: int, group: int) -> dict[str, Any]:
+        """Return a group, with the numbers of its tokens, its row, and its neighbours' numbers."""
+        index = self._index(self._path(run))
+        numbers = index.columns(step)["group"]
+        (places,) = np.nonzero(numbers == group)
+        if not len(places):
+            raise KeyError(f"step {step} has no group {group}")
+        place = int(places[0])
+        near = (int(numbers[at]) if 0 <= at < len(numbers) else None for at in (place - 1, place + 1))
+        row, (before, after) = index.rows(step, [place])[0], near
+        return {**index.group(step, group), "row": row, "previous": before, "next": after}
+
+    def prompt(self, run: str, prompt: int) -> list[dict[str, Any]]:
+        """Return the rows of all groups of one prompt, with their steps, in order."""
+        index = self._index(self._path(run))
+        found = []
+        for step, group in index.prompt(prompt):
+            (places,) = np.nonzero(index.columns(step)["group"] == group)
+            found += [{"step": step, **row} for row in index.rows(step, places.tolist())]
+        return found
+
+    def doctor(self, run: str) -> Any:
+        """Return what `oncurve doctor` finds, from a process of its own: its rules need torch, and seconds."""
+        path = self._path(run)
+        with self._one_doctor:
+            stamp = self._stamp(path)
+            if self._doctored.get(path, ("",))[0] != stamp:
+                self._doctored[path] = (stamp, _doctored(path))
+            return self._doctored[path][1]
+
+    def _path(self, run: str) -> Path:
+        names = self.names()
+        alone = [name for name in names if name.rpartition("/")[2] == run]  # as links of other commands name it
+        path = names[alone[0] if run not in names and len(alone) == 1 else run]
+        if wrong := self._foreign(path):
+            raise RunDirectoryError(f"{wrong}: the run is not shown")
+        return path
+
+    def _foreign(self, path: Path) -> str:
+        """Return a sentence on an entry of a run that leads elsewhere; "" where none does."""
+        stamp = self._stamp(path)
+        if path not in self._checked or self._checked[path][0] != stamp:
+            self._checked[path] = (stamp, "".join(durable.foreign(path, FILES, FOLDERS)[:1]))
+        return self._checked[path][1]
+
+    def _about(self, path: Path) -> tuple[dict[str, Any], RunRecord]:
+        """Return the row and the record of a run, which are read again when its stamp is another one."""
+        stamp = self._stamp(path)
+        if path not in self._known or self._known[path][0] != stamp:
+            try:
+                record = read_run(path)
+            except OncurveError as error:
+                record = RunRecord(path, damage=(str(error),))
+            self._known[path] = (stamp, _row(path, record), replace(record, metrics=()))  # its metrics are large
+        return self._known[path][1:]
+
+    def _index(self, path: Path) -> RolloutIndex:
+        return self._indexes.setdefault(path, RolloutIndex(path))
+
+    @staticmethod
+    def _stamp(path: Path) -> str:
+        held = durable.is_held(path / ".lock")
+        found = [str(int(held))]
+        for name in (*FILES, *FOLDERS, "model/manifest.json"):
+            try:
+                about = (path / name).stat()
+            except OSError:
+                continue
+            found.append(f"{about.st_size:x}.{about.st_mtime_ns:x}")
+        return "-".join(found)
+
+
+def _flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Return the settings of nested tables by dotted key: `rewards.0.weight`."""
+    tables = isinstance(value, list) and any(isinstance(item, dict) for item in value)
+    if not isinstance(value, dict) and not tables:
+        yield place, value if isinstance(value, (str, int, float, list)) else str(value)
+        return
+    for key, inner in enumerate(value) if tables else value.items():
+        yield from _flat(inner, f"{place}.{key}" if place else str(key))
+
+
+def _row(path: Path, record: RunRecord) -> dict[str, Any]:
+    """Return a run's state, steps, last reward and accuracy; the accuracy with its interval where that is known."""
+    (listed,) = list_runs(path)
+    keys = ("reward/mean", "eval/accuracy")
+    last = {key: line[key] for line in record.metrics for key in keys if key in line}
+    after = (record.evaluation or {}).get("after")
+    interval = after.get("greedy_accuracy") if isinstance(after, dict) else None
+    known = isinstance(interval, list) and len(interval) == 3
+    return {
+        "state": listed.state,
+        "step": listed.step,
+        "steps": listed.steps,
+        "metric": listed.metric,
+        "best": listed.best,
+        "best_step": listed.best_step,
+        "written": time.time() - listed.age_seconds,
+        "reward": last.get("reward/mean"),
+        "accuracy": interval if known else [last["eval/accuracy"]] if "eval/accuracy" in last else None,
+    }
+
+
+def _numbers(line: bytes) -> dict[str, float] | None:
+    """Return the numbers of a line of metrics by name; None where it is damaged."""
+    try:
+        found = json.loads(line, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    return {key: value for key, value in found.items() if type(value) in (int, float)}
+
+
+def _doctored(path: Path) -> Any:
+    command = [sys.executable, "-m", "oncurve", "doctor", str(path), "--json"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=DOCTOR_SECONDS, check=False
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        raise OncurveError(f"the doctor did not answer for {path}") from error
+
+
+def encoded(value: Any) -> bytes:
+    """Return JSON that every browser reads: no NaN, and half a character as an escape."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
