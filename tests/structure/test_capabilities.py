@@ -55,7 +55,9 @@ def names_in(tree: ast.AST, module: Any) -> dict[str, Any]:
     """What each name of a file is: globals of the module, and what functions import."""
     names = dict(vars(module))
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module is not None and "triton" not in node.module:
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            if importlib.util.find_spec(node.module.partition(".")[0]) is None:  # triton, games
+                continue
             home = importlib.import_module(node.module)
             names |= {alias.asname or alias.name: getattr(home, alias.name, None) for alias in node.names}
     return names

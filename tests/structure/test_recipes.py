@@ -27,11 +27,12 @@ ALL_KINDS = [
 ]
 RUN_RECIPES = sorted(path for path in RECIPES.glob("*") if path.suffix in SUFFIXES)
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-LEAVES_CAP = 90
+LEAVES_CAP = 94
 OPTIONAL = {
     "cluster",
     "critic",
     "engine",
+    "environment",
     "filter",
     "lora",
     "reference",

@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "oncurve"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 SERVES = "another thread ends this process with its parent, which has a deadline for every item"
+PLAYS = "the worker that plays has a deadline for every item; in this process it takes as long as the user's code"
 COMPUTES = "the thread computes for the caller, and takes as long as the same work here would"
 WITHOUT_LIMIT = {
     ("processes/pool/serve.py", "requests.get()"): SERVES,
@@ -25,6 +26,22 @@ WITHOUT_LIMIT = {
     ("rewards/functions/callables.py", "thread.submit(asyncio.run, _wait(value)).result()"): COMPUTES,
     ("compat/trl/reward_functions.py", "thread.submit(asyncio.run, wait()).result()"): COMPUTES,
     ("models/attention/cpu_kernel.py", "side.result()"): COMPUTES,
+    ("environments/engine.py", "pending.result()"): PLAYS,
+    ("environments/engine.py", "self._engine.host.begin(row.number, item).result()"): PLAYS,
+    ("environments/engine.py", "self._engine.host.begin(row.number, row.log[-1][0]).result()"): PLAYS,
+    ("environments/trial.py", "pending.result()"): PLAYS,
+    (
+        "environments/trial.py",
+        "host.begin(0, {**item, 'key': 'trial', 'rollout': 0, 'seed': 0, 'keep': False}).result()",
+    ): PLAYS,
+    ("environments/programs.py", "program.pending.result()"): PLAYS,
+    ("environments/programs.py", "program.line.events.get()"): "it is called where there is an event",
+    ("environments/endpoint.py", "line.events.get()"): "it is called where there is an event",
+    ("environments/games/openenv.py", "self._socket.recv()"): PLAYS,
+    (
+        "environments/program.py",
+        "subprocess.run(called, stdin=subprocess.DEVNULL, stdout=output, cwd=folder, env=environment)",
+    ): "the worker that waits for the program is ended by the run, and the program with it",
 }
 """Waits whose limit is elsewhere, with the reason."""
 

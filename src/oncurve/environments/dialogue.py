@@ -169,7 +169,7 @@ class Dialogue:
         return whole[:begin]
 
     def check_tools(self) -> None:
-        """Raises ModelError: the chat template does not show tool calls and their results."""
+        """Refuse a chat template that does not show tool calls and their results. Raises ModelError."""
         signs = ("oncurve0tool", "oncurve0key", "oncurve0value", "oncurve0result")
         call = {
             "type": "function",

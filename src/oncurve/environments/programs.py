@@ -47,7 +47,7 @@ class _Made:
 
 @dataclass(eq=False)
 class _Program:
-    """One episode.
+    """The program of an episode.
 
     since       when it began to do what is waited for; None: its worker starts
     made        its calls; `unclaimed` are those that a program that runs again has not made again yet

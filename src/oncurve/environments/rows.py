@@ -118,7 +118,7 @@ class Rollout:
         raise NotImplementedError
 
     def answer(self, row: Row, completion: Completion, calls: Sequence[Any], good: Sequence[Any]) -> None:
-        """Hand over a turn that the policy has written, and its tool calls, of which some are `good`."""
+        """Hand over a turn that the policy has written, and its tool calls; `good` are those that can be made."""
         raise NotImplementedError
 
     def over(self, index: int) -> bool:

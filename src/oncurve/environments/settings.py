@@ -65,7 +65,7 @@ class EnvironmentSettings(WorkerLimits):
 
     @property
     def plays(self) -> EnvironmentSettings:
-        """These settings; None where there is no environment."""
+        """The settings themselves; None where there is no environment."""
         return self
 
     @property

@@ -66,8 +66,9 @@ def host_of(config: RunConfig, base: Path | None) -> Host | None:
 
 
 def check_tools(config: RunConfig, host: Host, rows: Rows, given: LoadedModel | None) -> None:
-    """Raises ConfigError: the model cannot be shown the environment's tools, or there is no reward. ModelError: its
-    template shows none. DataError: a row names no environment.
+    """Refuse tools that the model cannot be shown, and an environment without any reward.
+
+    Raises ConfigError. ModelError: the chat template shows no tools. DataError: a row names no environment.
     """
     if not host.about().get("scores", True) and all(reward.scores_turns for reward in config.rewards):
         raise ConfigError(f"rewards: {host.settings.title} has no get_reward; add a reward, or get_reward to it")

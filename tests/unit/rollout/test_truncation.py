@@ -10,6 +10,7 @@ from torch import Tensor
 from fakes.architectures import VOCABULARY, fast_model
 from fakes.learning import make_learner
 from fakes.tiny_policy import TinyLM
+from fakes.tolerance import about
 from oncurve.batching import collate, micro_batches
 from oncurve.models import GenericModel, LocalWeights, token_stats
 from oncurve.models.generic import plain_logits
@@ -45,14 +46,14 @@ def drawn(sampler: TruncatedSampler, logits: Tensor, uniforms: list[float]) -> t
 def test_the_golden_numbers() -> None:
     ids, logprobs, sizes, kept = drawn(TruncatedSampler(1.0, top_k=2), GOLDEN.expand(2, 4), [0.1, 0.9])
     assert (ids.tolist(), sizes.tolist(), kept.tolist()) == ([0, 1], [2, 2], [0, 1, 0, 1])
-    assert logprobs.tolist() == pytest.approx([-0.3132617, -1.3132617], abs=1e-7)
+    assert logprobs.tolist() == about([-0.3132617, -1.3132617])
     head = GOLDEN.clone().requires_grad_()
     logprob = token_logprobs(masked(head, [[0, 1]]), torch.tensor([0]))
     (gradient,) = torch.autograd.grad(logprob.sum(), head)
-    assert gradient[0].tolist() == pytest.approx([0.2689414, -0.2689414, 0, 0], abs=1e-7)
+    assert gradient[0].tolist() == about([0.2689414, -0.2689414, 0, 0])
     moved = token_logprobs(masked(torch.tensor([[1.0, 1.0, 5.0, 0.0]]).double(), [[0, 1]]), torch.tensor([0]))
-    assert moved.item() == pytest.approx(-0.6931472, abs=1e-7)
-    assert math.exp(moved.item() - logprobs[0].item()) == pytest.approx(0.6839397, abs=1e-7)
+    assert moved.item() == about(-0.6931472)
+    assert math.exp(moved.item() - logprobs[0].item()) == about(0.6839397)
 
 
 def test_of_equals_the_lower_id_is_kept_and_one_token_has_no_gradient() -> None:
@@ -79,7 +80,7 @@ def test_tokens_and_sets_are_those_of_the_plain_definition(vocabulary: int) -> N
             inside = distribution([one[token] for token in wanted], temperature)
             place = next(at for at in range(len(wanted)) if math.fsum(inside[: at + 1]) > u[row].item())
             assert ids[row].item() == wanted[place]
-            assert logprobs[row].item() == pytest.approx(math.log(inside[place]), abs=1e-9)
+            assert logprobs[row].item() == about(math.log(inside[place]))
 
 
 def test_a_large_set_is_stored_by_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +157,7 @@ def test_the_gradient_is_that_of_the_expected_reward_by_enumeration() -> None:
         weights.append(logprob.detach().exp())
         expected = expected + logprob.exp() * rewards[path]
     right = torch.cat([part.flatten() for part in torch.autograd.grad(-expected, list(model.module.parameters()))])
-    assert sum(weights).item() == pytest.approx(1)
+    assert sum(weights).item() == about(1.0)
     completions = []
     for number, path in enumerate(paths):
         sizes, ids = recorded(sets[path], (number % 2 == 0, False), 11)

@@ -1,4 +1,4 @@
-"""What games share: the game shows something, the policy writes, and so on until it is over.
+"""The common part of games: the game shows something, the policy writes, and so on until it is over.
 
 Neither this module nor those next to it import torch, because workers load them too.
 """

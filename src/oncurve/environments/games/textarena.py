@@ -10,7 +10,7 @@ from pydantic import Field
 from oncurve.environments.games.game import TextGame, TextGameSettings
 
 _RAW = "-raw"
-"""Ends the name of a game without wrappers: the others show the whole history each turn, which a completion has already."""
+"""Ends the name of a game without wrappers. The others show the whole history in each turn; a completion has it."""
 
 
 class TextArena(TextGameSettings):

@@ -118,12 +118,10 @@ class RewardScoring(Closing):
                     steps[end] = steps.get(end, 0.0) + weight * step
                 value = value.value
             elif value is not None and weight:
-                if component.settings.scores_turns:
-                    for place, step_reward in _rewarded_turns(completion).items():
-                        by_token[place] = by_token.get(place, 0.0) + weight * step_reward
-                    alone = completion.outcome
-                else:
-                    alone = value
+                of_turns = component.settings.scores_turns
+                for place, step_reward in _rewarded_turns(completion).items() if of_turns else ():
+                    by_token[place] = by_token.get(place, 0.0) + weight * step_reward
+                alone = completion.outcome if of_turns else value
                 whole = whole if alone is None else (whole or 0.0) + weight * alone
             values[component.name] = value
             if value is not None:
