@@ -56,7 +56,7 @@ def names_in(tree: ast.AST, module: Any) -> dict[str, Any]:
     names = dict(vars(module))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
-            if importlib.util.find_spec(node.module.partition(".")[0]) is None:  # triton, games
+            if "triton" in node.module or importlib.util.find_spec(node.module.partition(".")[0]) is None:
                 continue
             home = importlib.import_module(node.module)
             names |= {alias.asname or alias.name: getattr(home, alias.name, None) for alias in node.names}

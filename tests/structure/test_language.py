@@ -80,11 +80,11 @@ NO_THIRD_PERSON = re.compile(r"[A-Z][a-z]*(?:ss|us|ias)|(?![A-Z][a-z]*s\b).*", r
 """First words that are no verb of the third person and no plural: `Pass`, `Return`, but not `Returns`."""
 MOST_WORDS = 30
 GRAMMAR = {
-    "a docstring begins with a question, a pronoun or a preposition": 147,
-    "a function's docstring begins with an article and not with a verb": 57,
-    "a function's docstring begins with a verb of the third person or a plural": 72,
-    "a docstring has `of which` or `by which`": 40,
-    "a sentence of a docstring has over 30 words": 107,
+    "a docstring begins with a question, a pronoun or a preposition": 139,
+    "a function's docstring begins with an article and not with a verb": 45,
+    "a function's docstring begins with a verb of the third person or a plural": 65,
+    "a docstring has `of which` or `by which`": 38,
+    "a sentence of a docstring has over 30 words": 106,
 }
 """How many docstrings of the code may have each fault. The numbers only fall, until they are 0."""
 

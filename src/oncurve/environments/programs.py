@@ -49,10 +49,10 @@ class _Made:
 class _Program:
     """The program of an episode.
 
-    since       when it began to do what is waited for; None: its worker starts
-    made        its calls; `unclaimed` are those that a program that runs again has not made again yet
-    calls       that have come and are not taken in
-    refused     the ending of a program whose last call was refused, of the row `last`
+    since       when it began to do what is waited for; None: its worker starts.
+    made        its calls; `unclaimed` are those that a program that runs again has not made again yet.
+    calls       that have come and are not taken in.
+    refused     the ending of a program whose last call was refused, of the row `last`.
     refusals    so many calls were refused
     """
 

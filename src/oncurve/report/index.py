@@ -42,14 +42,14 @@ class RolloutIndex:
     def rows(self, step: int, places: Iterable[int] | None = None) -> list[dict[str, Any]]:
         """Return one JSON-able row per group of a step: of all groups in order, or of those at `places` in `columns`.
 
-        group       its number in the step; damaged groups have none
-        prompt_id   of the prompt's row in the data     prompt     the first 120 characters of the prompt
-        mean        of the rewards                      spread     their standard deviation (n - 1)
-        right       completions that the verifier finds right; null where no reward is a verifier
-        truncated   completions cut off at the limit    invalid    completions without a usable reward
-        largest     the largest |advantage|             length     mean tokens per completion
+        group       its number in the step; damaged groups have none.
+        prompt_id   of the prompt's row in the data     prompt     the first 120 characters of the prompt.
+        mean        of the rewards                      spread     their standard deviation (n - 1).
+        right       completions that the verifier finds right; null where no reward is a verifier.
+        truncated   completions cut off at the limit    invalid    completions without a usable reward.
+        largest     the largest |advantage|             length     mean tokens per completion.
         size        completions
-        offset, bytes   the place of the gzip member that holds the group      line   its line there, from 0
+        offset, bytes   the place of the gzip member that holds the group      line   its line there, from 0.
 
         `mean` and `spread` are null where nothing has a reward, `largest` where nothing has an advantage. Empty where
         the step is not there.
@@ -81,11 +81,11 @@ class RolloutIndex:
         Each completion has, one value per token, as far as they were recorded:
 
         logprobs     of the policy that sampled        before   of the policy that the updates began with; not there:
-        after        of the policy after the step               it is the policy that sampled
-        entropy      of the next-token distribution of the policy that the updates began with, in nats
-        kl           the k3 estimate of that policy's distance from the reference, in nats
-        advantages   also where all tokens have the same
-        trained      false where the policy did not write the token; not there: it wrote all
+        after        of the policy after the step               it is the policy that sampled.
+        entropy      of the next-token distribution of the policy that the updates began with, in nats.
+        kl           the k3 estimate of that policy's distance from the reference, in nats.
+        advantages   also where all tokens have the same.
+        trained      false where the policy did not write the token; not there: it wrote all.
         pieces       the token's text, special tokens by name; a character that is spread over tokens belongs to the
                      last of them
 
