@@ -129,7 +129,7 @@ def _summary(rewards: Sequence[float], signal: bool, shown: int, total: int) -> 
 
 
 def _shown_completion(item: Mapping[str, Any], largest: float) -> ShownCompletion:
-    text, advantage, reward = item["text"], item.get("advantage"), item.get("reward")
+    text, advantage, reward = _text(item), item.get("advantage"), item.get("reward")
     parts = [(visible(name), value) for name, value in (item.get("parts") or {}).items()]
     steps = _shown_steps(item)
     end = (item.get("step_offsets") or [0])[-1] if steps else 0
@@ -148,6 +148,12 @@ def _shown_completion(item: Mapping[str, Any], largest: float) -> ShownCompletio
         else (),
         steps=steps,
     )
+
+
+def _text(item: Mapping[str, Any]) -> str:
+    """Return the text of a completion; of an episode, its turns with their roles."""
+    turns = item.get("turns") or ()
+    return "\n".join(f"{turn['role']}: {turn['text']}" for turn in turns) if turns else str(item["text"])
 
 
 def _shown_steps(item: Mapping[str, Any]) -> tuple[ShownStep, ...]:
