@@ -148,7 +148,8 @@ def test_init_writes_a_recipe_that_means_what_the_shipped_one_does(
     assert f"oncurve train {name} " not in text
     assert "oncurve train 'sub/my recipe.toml' " in text
     mine, shipped_one = load_config(written[0])[0], load_config(name)[0]
-    assert mine.model_copy(update={"rewards": ()}) == shipped_one.model_copy(update={"rewards": ()})
+    texts = [repr(each.model_copy(update={"rewards": ()})) for each in (mine, shipped_one)]
+    assert texts[0].replace(str(tmp_path / "sub"), "") == texts[1].replace(str(RECIPES), "")
     for here, there in zip(mine.rewards, shipped_one.rewards, strict=True):
         paths = [str(reward.model_dump().get("path")).rpartition(":") for reward in (here, there)]
         if paths[0][0].endswith(".py"):

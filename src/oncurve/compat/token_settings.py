@@ -55,6 +55,7 @@ WITHOUT_MEANING = {
     "cluster": "updates are made in this process; oncurve.train has other ones",
     "tracking": "nothing is written; train returns the metrics of each step",
     "filter.dynamic_sampling": "every step takes all prompts that train is given",
+    "environment": "there is no tokenizer for what an environment says",
     "rollout.stop": "there is no tokenizer that would find a text; eos_ids end completions",
 }
 """Settings and sections that a run by `GRPO` does not use, and why; giving one is an error."""

@@ -20,5 +20,6 @@ from oncurve.components.spec import (
     kind_of as kind_of,
     misstated as misstated,
     nested_in as nested_in,
+    refuse_extremes_in as refuse_extremes_in,
     validated as validated,
 )

@@ -97,6 +97,16 @@ def _checked(value: Any, allowed: set[Any]) -> Any:
     return value
 
 
+def refuse_extremes_in(value: Any, depth: int = 0) -> None:
+    """Refuse values in a table with free names that the machine cannot hold, at any depth. Raises ValueError."""
+    inner = (
+        [*value, *value.values()] if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    )
+    for each in inner if depth < 100 else ():
+        _refuse_extremes(each)
+        refuse_extremes_in(each, depth + 1)
+
+
 def _refuse_extremes(value: Any) -> None:
     """Raises ValueError for values that the machine cannot hold: numbers beyond 64 bits or float32, and strings with
     NUL or lone surrogates."""

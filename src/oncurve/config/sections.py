@@ -7,7 +7,7 @@ chooses one; `SECTIONS` is the table of those choices. `oncurve.config.rules` ch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, SerializeAsAny, SkipValidation, model_validator
@@ -19,7 +19,7 @@ from oncurve.cluster import CLUSTER_KINDS, Cluster, check_cluster, cluster_meant
 from oncurve.components import Component, Inert, check_of, kind_of
 from oncurve.config.schema import Schema, Section, fixed
 from oncurve.config.warm_start import SftSettings
-from oncurve.data import DATA_KINDS, DataSettings, Files, InMemory, check_data
+from oncurve.data import DATA_KINDS, DataSettings, Files, check_data
 from oncurve.environments import ENVIRONMENT_KINDS, EnvironmentSettings, NoEnvironment, environment_meant
 from oncurve.learner import (
     CRITIC_KINDS,
@@ -222,10 +222,8 @@ class RunConfig(Component):
         """Add the environment's own reward, weight 1, where none of the rewards is that."""
         environment, rewards = values.get("environment", NoEnvironment()), tuple(values.get("rewards", ()))
         data: Any = values.get("data")
-        if environment.present and isinstance(data, InMemory) and data.template is None:
-            first = data.rows[0] if data.rows else None
-            if isinstance(first, Mapping) and not {data.prompt_column} & {*first, *data.columns}:
-                values = {**values, "data": data.model_copy(update={"template": ""})}  # the environment asks
+        if environment.present and data is not None:
+            values = {**values, "data": data.for_episodes()}
         if not environment.present or not environment.scores or any(reward.scores_turns for reward in rewards):
             return values
         return {**values, "rewards": (*rewards, EnvironmentReward(name=environment.title))}

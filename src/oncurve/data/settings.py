@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator
 
@@ -162,6 +162,10 @@ class DataSettings(Component):
             return None
         near = suggest(lost[0], known) or ";"
         return f"{key}: there is no column {lost[0]!r}{near} the columns are: {', '.join(sorted(known))}"
+
+    def for_episodes(self) -> Self:
+        """Return these settings for episodes, in which an environment may say the prompt."""
+        return self
 
     def missing(self) -> list[str]:
         """Return a line for each setting that the source cannot do without and that is not given."""

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -42,6 +42,15 @@ class InMemory(DataSettings):
             "data.eval_rows: these rows are held out in place of a share; leave data.eval_fraction out",
         ),
     )
+
+    def for_episodes(self) -> Self:
+        """Return these settings; where the rows have no prompts, with empty ones."""
+        first = self.rows[0] if self.rows else None
+        if self.template is not None or not isinstance(first, Mapping):
+            return self
+        if {self.prompt_column} & {*first, *self.columns}:
+            return self
+        return self.model_copy(update={"template": ""})
 
     @field_validator("eval_rows", mode="before")
     @classmethod

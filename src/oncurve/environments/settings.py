@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import cloudpickle
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from oncurve.base.errors import ConfigError
-from oncurve.components import Component
+from oncurve.components import Component, refuse_extremes_in
 from oncurve.environments.episode import Episode
 from oncurve.environments.play import Player
 from oncurve.environments.tools import player
@@ -62,6 +62,12 @@ class EnvironmentSettings(WorkerLimits):
 
     timeout_seconds: Seconds = 30.0
     """The limit for one reply. A longer one ends its worker and leaves the episode out of training."""
+
+    @field_validator("settings", "env_config", mode="before", check_fields=False)
+    @classmethod
+    def _bearable(cls, settings: Any) -> Any:
+        refuse_extremes_in(settings)
+        return settings
 
     @property
     def plays(self) -> EnvironmentSettings:
@@ -139,6 +145,8 @@ class Tools(EnvironmentSettings):
     def _something(self) -> Tools:
         if self.path is None and self.classes is None and not self.tools and not self.functions:
             raise ValueError('give a class (path = "game.py:Game"), or functions (tools = ["calculator.py:add"])')
+        if not all(map(callable, (*self._classes.values(), *self.functions))):
+            raise ValueError("classes and functions must be callable")
         if (self.path is not None or self.tools) and (self.classes is not None or self.functions):
             raise ValueError("give classes and functions as paths, or all as objects")
         for form in self.calls.values():
@@ -254,6 +262,8 @@ class Endpoint(EnvironmentSettings):
             raise ValueError('give a program ("agent.py:run") or a command (["python", "agent.py"]), one of them')
         if find_spec("starlette") is None or find_spec("uvicorn") is None:
             raise ValueError("it needs starlette and uvicorn; install them with: pip install 'oncurve[endpoint]'")
+        if self.function is not None and not callable(self.function):
+            raise ValueError("the function must be callable")
         if self.program is not None and not all(self.program.rpartition(":")[::2]):
             raise ValueError(f"{self.program!r} names nothing in a file; write 'agent.py:run'")
         return self

@@ -134,7 +134,11 @@ class TrainedRun(Closing):
         They are read from the directory; without one the last step's alone are known. A cell shows them.
         Raises ConfigError: the groups of that step are not kept.
         """
-        last = self._last
+        last, record = self._last, None if self.directory is None else read_run(self.directory)
+        kept = () if record is None else record.steps
+        chosen = step if step is not None else kept[-1] if kept else None
+        if record is not None and chosen in kept:
+            return Groups(record.groups(chosen), chosen)
         if last is not None and step in (None, last.step):
             pairs = zip(last.groups, last.advantages, strict=True)
             records = ({"step": last.step, **group_record(group, advantages)} for group, advantages in pairs)
@@ -144,14 +148,10 @@ class TrainedRun(Closing):
             raise ConfigError(
                 f"the groups of step {step} are not kept: the run has no directory (out=); known: {known}"
             )
-        record = read_run(self.directory)
-        if not record.steps or (step is not None and step not in record.steps):
-            keep = self.run.config.rollouts.keep
-            asked = "a step" if step is None else f"step {step}"
-            known = f"rollouts.keep = {keep!r}, and there are those of: {steps_in_words(record.steps)}"
-            raise ConfigError(f"{self.directory} has no groups of {asked}; {known}")
-        chosen = record.steps[-1] if step is None else step
-        return Groups(record.groups(chosen), chosen)
+        keep = self.run.config.rollouts.keep
+        asked = "a step" if step is None else f"step {step}"
+        known = f"rollouts.keep = {keep!r}, and there are those of: {steps_in_words(kept)}"
+        raise ConfigError(f"{self.directory} has no groups of {asked}; {known}")
 
     def sample(self, n: int = 4, prompt: Any = None, *, temperature: float | None = None) -> Groups:
         """Return completions by the policy as it is now, other ones at each call.

@@ -155,7 +155,7 @@ def test_the_splits_of_a_folder_are_chosen_by_name(tmp_path: Path):
         ({"path": ["a.jsonl", "b.jsonl"], "weights": [1.0, 0.0]}, "data.weights"),
         ({"path": []}, "data.path: should have at least 1 character"),
         ({"path": ["a", ""]}, "data.path: should have at least 1 character"),
-        ({"kind": "task", "columns": {"a": "b"}}, "data.columns: the columns of a built-in task are prompt"),
+        ({"kind": "task", "columns": {"a": "b"}}, "data.columns: generated rows have columns of their own"),
         ({"path": "a.jsonl", "overlong": "truncate"}, "did you mean 'truncate_left'?"),
         ({"kind": "jsonl", "path": "a.jsonl"}, "data.kind: unknown kind 'jsonl'; did you mean 'files'?"),
     ],

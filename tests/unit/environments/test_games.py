@@ -191,7 +191,7 @@ def test_calls_are_read_in_their_plain_forms_and_in_their_order():
     dialogue = Dialogue(TOKENIZER, [TOKENIZER.eos_token_id], {}, forms)
 
     def calls(text):
-        return dialogue.calls((), TOKENIZER(text, add_special_tokens=False)["input_ids"], "", tools)
+        return dialogue.parsed((), TOKENIZER(text, add_special_tokens=False)["input_ids"], "", tools)[1]
 
     assert calls("a << b <<cat>> c\n1+1=?") == [
         {"name": "look", "arguments": {"word": "cat"}},

@@ -18,7 +18,7 @@ def heads_and_tables(n):
 
 def in_place(n):
     logits = torch.randn(n, 40)
-    return logits, logits, torch.randn(n, 1), 1.0, None
+    return logits, logits, torch.randn(n, 1), 1.0, None, False
 
 
 WEIGHT = torch.nn.Parameter(torch.linspace(-1, 2, 32, dtype=torch.bfloat16), requires_grad=False)
@@ -31,7 +31,7 @@ COMPILED = {
     "gradient of a head, in place": (linear_logprobs._gradient, in_place),
     "gradient of a head": (
         linear_logprobs._gradient,
-        lambda n: (torch.randn(n, 40), torch.empty(n, 40), torch.randn(n, 1), 0.7, torch.randn(n, 3)),
+        lambda n: (torch.randn(n, 40), torch.empty(n, 40), torch.randn(n, 1), 0.7, torch.randn(n, 3), True),
     ),
     "norm backward": (
         rms_norm._differentiated,

@@ -80,12 +80,23 @@ def test_settings_of_verls_workers_change_nothing_in_any_version(word: str) -> N
 @pytest.mark.parametrize(
     "word",
     [f"{A}.fsdp_config.qat.enable=True", f"{A}.megatron.override_transformer_config.moe_aux_loss_coeff=0.01",
-     f"{R}.agent.default_agent_loop=tool_agent", "reward_model.sandbox_fusion.url=http://x", "skip.rollout.enable=True",
+     f"{R}.agent.default_agent_loop=my_agent", "reward_model.sandbox_fusion.url=http://x", "skip.rollout.enable=True",
      f"{A}.optim.override_optimizer_config.amsgrad=True", "distillation.enabled=True", "critic.load_weight=False",
-     "actor_rollout_ref.ref.model.path=org/other", f"{A}.optim.lr_min=1e-7", f"{R}.multi_turn.enable=True"],
+     "actor_rollout_ref.ref.model.path=org/other", f"{A}.optim.lr_min=1e-7",
+     f"{R}.multi_turn.interaction_config_path=x.yaml"],
 )  # fmt: skip
 def test_what_changes_numbers_is_refused_in_a_section_without_meaning(word: str) -> None:
     assert f"{word.partition('=')[0]}: not available here" in refusal(*GRPO, word)
+
+
+def test_tools_of_several_turns_are_an_environment() -> None:
+    on = f"{R}.multi_turn.enable=True"
+    assert "set actor_rollout_ref.rollout.multi_turn.tool_config_path" in refusal(*GRPO, on)
+    found = settings(*GRPO, on, f"{R}.multi_turn.tool_config_path=tools.yaml", f"{R}.multi_turn.max_assistant_turns=5")
+    assert (found["environment.kind"], found["environment.max_turns"]) == ("tools", 5)
+    assert found["environment.path"] == "oncurve.compat.verl.tools:VerlTools"
+    assert found["environment.settings"]["config"].endswith("tools.yaml")
+    assert "environment.max_turns" not in settings(*GRPO, f"{R}.multi_turn.max_assistant_turns=5")
 
 
 def test_each_library_has_the_schedule_that_it_has_in_verl() -> None:
