@@ -138,15 +138,16 @@ class Tools(EnvironmentSettings):
     classes: Any = Field(default=None, exclude=True, repr=False)
     """The class itself, or a mapping of names to classes, in place of a path (Python API)."""
 
-    functions: tuple[Any, ...] = Field(default=(), exclude=True, repr=False)
+    functions: Any = Field(default=(), exclude=True, repr=False)
     """The functions themselves, in place of paths (Python API)."""
 
     @model_validator(mode="after")
     def _something(self) -> Tools:
         if self.path is None and self.classes is None and not self.tools and not self.functions:
             raise ValueError('give a class (path = "game.py:Game"), or functions (tools = ["calculator.py:add"])')
-        if not all(map(callable, (*self._classes.values(), *self.functions))):
-            raise ValueError("classes and functions must be callable")
+        listed = isinstance(self.functions, (list, tuple))
+        if not listed or not all(map(callable, (*self._classes.values(), *self.functions))):
+            raise ValueError("classes must be callable, and functions a list of callables")
         if (self.path is not None or self.tools) and (self.classes is not None or self.functions):
             raise ValueError("give classes and functions as paths, or all as objects")
         for form in self.calls.values():
