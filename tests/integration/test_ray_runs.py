@@ -20,6 +20,7 @@ from fakes.toy_cluster import toy_cluster
 from oncurve.base.errors import ConfigError
 from oncurve.processes.fleets import ProcessEnded, RayFleet, ray_fleet
 from oncurve.processes.fleets.devices import Gpus
+from oncurve.processes.fleets.ray_session import SESSION
 
 ray_is_here = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 SETTINGS = [
@@ -274,6 +275,7 @@ def gpus_for_each() -> None:
         nowhere = Gpus(("7",), ("H200",), "cpu")
         with pytest.raises(ConfigError, match="computes on GPU 7, which Ray cannot keep"):
             RayFleet(Seeing, 1, address=toy.address, gpus=nowhere, each=1)
+        SESSION.end()  # Ray ends a process that is connected to a cluster when that goes
 
 
 def a_ray_of_its_own_first() -> None:

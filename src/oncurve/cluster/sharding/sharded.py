@@ -135,10 +135,11 @@ class ShardedLearner(RankedLearner):
             seen = self._all("sees", probe)
         finally:
             probe.unlink()
-        if not all(seen):
+        blind = next((rank for rank, found in enumerate(seen) if rank and not found), None)  # rank 0 has made it
+        if blind is not None:
             raise ConfigError(
                 f'{folder}: with cluster.sharding = "fsdp" each rank writes its part of a checkpoint there, and rank '
-                f"{seen.index(False)} on another machine does not see this folder; choose an --out that all "
+                f"{blind} on another machine does not see this folder; choose an --out that all "
                 "machines share under one name"
             )
 
