@@ -141,11 +141,16 @@ class Tools(EnvironmentSettings):
     functions: Any = Field(default=(), exclude=True, repr=False)
     """The functions themselves, in place of paths (Python API)."""
 
+    @field_validator("functions", mode="before")
+    @classmethod
+    def _in_a_tuple(cls, functions: Any) -> Any:
+        return tuple(functions) if isinstance(functions, list) else functions
+
     @model_validator(mode="after")
     def _something(self) -> Tools:
         if self.path is None and self.classes is None and not self.tools and not self.functions:
             raise ValueError('give a class (path = "game.py:Game"), or functions (tools = ["calculator.py:add"])')
-        listed = isinstance(self.functions, (list, tuple))
+        listed = isinstance(self.functions, tuple)
         if not listed or not all(map(callable, (*self._classes.values(), *self.functions))):
             raise ValueError("classes must be callable, and functions a list of callables")
         if (self.path is not None or self.tools) and (self.classes is not None or self.functions):
