@@ -148,7 +148,7 @@ def sentences_of(file: str) -> dict[str, str]:
 
 
 class Filling(dict[str, Any]):
-    """What fills the braces of a sentence; a word is made where a sentence has it."""
+    """The words for the braces of a sentence; a word is made where a sentence has it."""
 
     def __init__(self, config: RunConfig, facts: RunFacts, words: Words) -> None:
         super().__init__(c=config, f=facts)

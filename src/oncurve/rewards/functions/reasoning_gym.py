@@ -13,7 +13,7 @@ from oncurve.tasks import reasoning_dataset
 
 
 class ReasoningGym(WorkerSettings):
-    """What the data set of `[data] kind = "reasoning_gym"` says to the answer, from 0 to 1."""
+    """The score, from 0 to 1, that the data set of `[data] kind = "reasoning_gym"` gives the answer."""
 
     scores_steps: ClassVar[bool] = False
     verifies: ClassVar[bool | None] = True
