@@ -19,11 +19,11 @@ import numpy as np
 from oncurve import durable
 from oncurve.base.errors import OncurveError, RunDirectoryError
 from oncurve.metrics import METRICS
-from oncurve.report import RolloutIndex, RunRecord, read_run
+from oncurve.report import EvaluationFiles, RolloutIndex, RunRecord, compared, read_run, results_of
 from oncurve.run import find_runs, list_runs
 
 FILES = ("config.toml", "environment.json", "evaluation.json", "metrics.jsonl")
-FOLDERS = ("rollouts",)
+FOLDERS = ("rollouts", "evaluations")
 """The entries of a run that are read; a run in which one of them leads elsewhere is refused."""
 
 REFUSED = {"state": "refused", "step": 0, "steps": None, "written": 0.0, "reward": None, "accuracy": None}
@@ -66,6 +66,8 @@ class Library:
             "groups": self.groups,
             "group": self.group,
             "prompt": self.prompt,
+            "flips": self.flips,
+            "problem": self.problem,
             "doctor": self.doctor,
         }
 
@@ -76,7 +78,7 @@ class Library:
         OncurveError: the run cannot be read.
         """
         ask = self._questions[question]
-        numbers = {"offset", "step", "group", "prompt", "start", "count", "falling"}
+        numbers = {"offset", "step", "group", "prompt", "start", "count", "falling", "first", "last", "problem"}
         values = {name: int(value) if name in numbers else value for name, value in arguments.items()}
         try:
             inspect.signature(ask).bind(**values)
@@ -122,6 +124,7 @@ class Library:
             "environment": record.environment,
             "evaluation": record.evaluation,
             "kept": list(self._index(path).steps()),
+            "evaluations": list(EvaluationFiles(path).steps()),
             "damage": list(record.damage),
         }
 
@@ -196,6 +199,14 @@ class Library:
             (places,) = np.nonzero(index.columns(step)["group"] == group)
             found += [{"step": step, **row} for row in index.rows(step, places.tolist())]
         return found
+
+    def flips(self, run: str, first: int, last: int) -> dict[str, Any]:
+        """Return what became of the held-out problems between the evaluations after two steps."""
+        return compared(self._path(run), first, last)
+
+    def problem(self, run: str, first: int, last: int, problem: int) -> list[dict[str, Any]]:
+        """Return the results of a held-out problem in two evaluations."""
+        return results_of(self._path(run), problem, (first, last))
 
     def doctor(self, run: str) -> Any:
         """Return what `oncurve doctor` finds, from a process of its own: its rules need torch, and seconds."""

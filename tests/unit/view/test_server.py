@@ -21,6 +21,8 @@ ASKED = {
     "groups": {"run": "a", "step": 3},
     "group": {"run": "a", "step": 3, "group": 0},
     "prompt": {"run": "a", "prompt": 0},
+    "flips": {"run": "a", "first": 0, "last": 3},
+    "problem": {"run": "a", "first": 0, "last": 3, "problem": 0},
     "doctor": {"run": "a"},
 }
 ROUTES = ["/", "/view.js", "/view.css", "/nothing", *(f"/api/{question}" for question in ASKED)]
@@ -89,7 +91,12 @@ def test_only_runs_that_were_found_have_names(client, name: str) -> None:
 
 def test_a_run_that_leads_elsewhere_is_refused(client, site: Path) -> None:
     for number, name in enumerate(
-        ("metrics.jsonl", "config.toml", "rollouts/step-000001.jsonl.gz", "rollouts/step-000003.tokens")
+        (
+            "metrics.jsonl",
+            "evaluations/step-000003.json.gz",
+            "rollouts/step-000001.jsonl.gz",
+            "rollouts/step-000003.tokens",
+        )
     ):
         run = write_run(site / "runs" / f"b{number}")
         (run / name).unlink(missing_ok=True)
@@ -115,6 +122,8 @@ def test_bad_arguments_are_refused_in_words(client) -> None:
         assert ask(client, "groups", 400, **arguments)["error"]
     ask(client, "group", 404, run="a", step=3, group=9)
     ask(client, "group", 404, run="a", step=1, group=0)
+    ask(client, "problem", 404, run="a", first=0, last=3, problem=9)
+    ask(client, "flips", 409, run="a", first=0, last=4)
     ask(client, "secrets", 404)
     assert ask(client, "groups", run="a", step=7)["rows"] == []
 

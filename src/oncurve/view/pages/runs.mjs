@@ -72,7 +72,7 @@ export function Runs() {
 export function Tabs({ run, at, kept }) {
   const last = kept?.at(-1);
   const tabs = [["run", "Curves", href(run)], ["groups", "Groups", last === undefined ? href(run, "groups") : href(run, last)],
-    ["doctor", "Doctor", href(run, "doctor")], ["settings", "Settings", href(run, "settings")]];
+    ["evaluation", "Evaluation", href(run, "evaluation")], ["doctor", "Doctor", href(run, "doctor")], ["settings", "Settings", href(run, "settings")]];
   return html`<nav class="tabs" aria-label="Views of the run">${tabs.map(([id, name, target]) => html`<a key=${id} href=${target}
     aria-current=${id === at ? "page" : undefined}>${name}</a>`)}</nav>`;
 }

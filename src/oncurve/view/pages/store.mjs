@@ -20,14 +20,16 @@ const decoded = (text) => {
 };
 const number = (text) => (/^\d{1,15}$/.test(text ?? "") ? Number(text) : null);
 
-// "#/run/step/group/completion/token", "#/run/doctor", "#/run/prompt/7", "#compare/run/run", "#key=KEY" or "#key=KEY/run"
+// "#/run/step/group/completion/token", "#/run/doctor", "#/run/prompt/7", "#/run/evaluation/0/40/7", "#compare/run/run",
+// "#key=KEY" or "#key=KEY/run"
 export function parsed(hash) {
   const parts = hash.replace(/^#\/?/, "").split("/").map(decoded);
   if (!hash.startsWith("#/")) return parts[0] === "compare" ? { page: "compare", runs: parts.slice(1) } : { page: "runs" };
   const [run, second, group, completion, token] = parts;
   if (!run) return { page: "runs" };
   if (second === "prompt") return { page: "prompt", run, prompt: number(group) };
-  if (["doctor", "settings", "evaluation"].includes(second)) return { page: second, run };
+  if (second === "evaluation") return { page: second, run, first: number(group), last: number(completion), problem: number(token) };
+  if (["doctor", "settings"].includes(second)) return { page: second, run };
   const found = { run, step: number(second), group: number(group), completion: number(completion), token: number(token) };
   if (second === "groups") return { ...found, page: "groups", step: null };
   return { ...found, page: found.step === null ? "run" : found.group === null ? "groups" : "group" };
