@@ -56,6 +56,9 @@ def view_command(
     port: Annotated[
         int | None, typer.Option("--port", help="The port on 127.0.0.1 (default: 8765 or the next free one).")
     ] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", help="Open at this link, '#/run/step/group', as other commands print them.")
+    ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address alone; open no browser.")] = False,
     export_to: Annotated[
         Path | None, typer.Option("--export", help="Write a copy that opens without a server to this folder.")
@@ -75,4 +78,4 @@ def view_command(
     elif steps is not None:
         raise ConfigError("--steps chooses the steps of a copy: give --export FOLDER, too")
     else:
-        view(folder, port, not no_browser)
+        view(folder, port, not no_browser, at)

@@ -1,7 +1,7 @@
 // What the doctor finds in a run, and what evaluations find, each with links to where it can be seen.
 import { ENDINGS, html, percent, Problem, Select, short, useChoice, visible, Waiting } from "./parts.mjs";
 import { State, Tabs } from "./runs.mjs";
-import { go, href, isCopy, useAnswer, useStamp } from "./store.mjs";
+import { go, href, isCopy, parsed, useAnswer, useStamp } from "./store.mjs";
 
 // The kept steps nearest to those at which a finding held.
 const near = (kept, step) => kept.reduce((best, each) => (Math.abs(each - step) < Math.abs(best - step) ? each : best), kept[0]);
@@ -12,12 +12,14 @@ const Linked = ({ text }) => text.split(/(\(#\/[^()\s]+\))/).map((part) =>
 
 function Finding({ run, course, kept, now }) {
   const steps = kept.length ? [...new Set([near(kept, course.first_step), near(kept, course.last_step)])] : [];
+  const curves = course.links.map((link) => parsed(link).metric).filter(Boolean);
   return html`<article class="sheet finding"><h3><span class=${`level ${course.level}`}>${visible(course.rule)}</span>
       <span class="dim">${course.level}, ${now ? `since step ${course.first_step}` : `steps ${course.first_step} to ${course.last_step}`}</span></h3>
     <p><b><${Linked} text=${course.evidence} />.</b> ${visible(course.reason)}</p>
     <p class="dim">What helps, in this order:</p><ol>${course.changes.map((change) => html`<li>${visible(change)}</li>`)}</ol>
     <p class="evidence">Look at ${steps.map((step) => html`<a key=${step} href=${href(run, step)}>the groups of step ${step}</a> `)}
-      <a href=${href(run)}>the curves</a></p></article>`;
+      ${curves.map((metric) => html`<a key=${metric} href=${href(run, "curves", metric)}>${visible(metric)}</a> `)}
+      ${curves.length === 0 && html`<a href=${href(run)}>the curves</a>`}</p></article>`;
 }
 
 export function Doctor({ run }) {

@@ -93,7 +93,7 @@ function Tiles({ about, lines }) {
     })}</div>`;
 }
 
-export function Run({ run, declared }) {
+export function Run({ run, declared, metric }) {
   const stamp = useStamp(run);
   const { value: about, error } = useAnswer("run", { run }, {}, stamp);
   const all = useMetrics([run], stamp);
@@ -104,7 +104,7 @@ export function Run({ run, declared }) {
     ${about.damage.map((line) => html`<p class="notice">${visible(line)}</p>`)}
     <${Tabs} run=${run} at="run" kept=${about.kept} />
     <${Tiles} about=${about} lines=${all[0]} />
-    <${Curves} names=${[run]} all=${all} declared=${declared} />`;
+    <${Curves} names=${[run]} all=${all} declared=${declared} metric=${metric} />`;
 }
 
 export function Settings({ run }) {
