@@ -24,7 +24,7 @@ from bench.timing import ratio_interval, time_in_turn
 __all__ = ["main", "measure"]
 
 OUT = Path(__file__).parents[1] / "results" / "truncation.json"
-CASES = ((128, 128, 20), (1024, 128, 200), (4096, 256, 200), (32000, 256, 20))
+CASES = ((512, 64, 200), (1024, 128, 200), (4096, 128, 200), (32000, 256, 20))
 """Vocabulary, width of the model, tokens kept at each position."""
 
 
@@ -44,7 +44,7 @@ def measure(vocabulary: int, width: int, kept: int, repeats: int) -> dict[str, A
         vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=3 * width,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
