@@ -11,8 +11,9 @@ from bench.science.runs import Experiment, interval, problems, said, train, warm
 __all__ = ["EXPERIMENT", "reached"]
 
 ORDERS = ("none", "pass_rate")
-STEPS, PROMPTS, EVERY, TARGET = 120, 16, 8, 0.8
-COUNTS = (2, 2, 2, 2, 2, 2, 3)
+STEPS, PROMPTS, EVERY, TARGET = 100, 16, 10, 0.8
+POOL, COUNTS = 160, (2, 3, 2, 3, 2)
+SHOWN = (2, 2, 2, 2, 2, 2, 3)
 
 
 def _jobs(seeds: int) -> list[dict[str, Any]]:
@@ -21,8 +22,9 @@ def _jobs(seeds: int) -> list[dict[str, Any]]:
 
 def _one(job: dict[str, Any]) -> dict[str, Any]:
     settings = {"data.curriculum": job["order"], "eval.every": EVERY}
-    rows = problems(0, 600, COUNTS)
-    return train(warm_start(600, COUNTS), rows, job["seed"], steps=STEPS, prompts_per_step=PROMPTS, settings=settings)
+    model, rows = warm_start(600, SHOWN), problems(0, POOL, COUNTS)
+    changed = {"steps": STEPS, "prompts_per_step": PROMPTS, "learning_rate": 5e-4, "settings": settings}
+    return train(model, rows, job["seed"], held_out=False, **changed)
 
 
 def reached(curve: list[list[float]], target: float) -> float:
@@ -34,14 +36,18 @@ def reached(curve: list[list[float]], target: float) -> float:
 
 
 def _page(runs: list[dict[str, Any]]) -> str:
-    lines = ["| order | steps to 80 % (each seed) | prompts (mean) | accuracy at the end |", "|---|---|--:|--:|"]
+    lines = [
+        "| order | steps to 80 % (each seed) | prompts (mean) | constant groups | accuracy at the end |",
+        "|---|---|--:|--:|--:|",
+    ]
     by = {order: sorted((r for r in runs if r["order"] == order), key=lambda r: r["seed"]) for order in ORDERS}
     for order, found in by.items():
         steps = [reached(run["curve"], TARGET) for run in found]
         listed = ", ".join("never" if math.isinf(step) else f"{step:.0f}" for step in steps)
         ended = [step for step in steps if not math.isinf(step)]
         mean = said([PROMPTS * step for step in ended], ".0f") if len(ended) == len(steps) else "not all reach it"
-        lines.append(f"| `{order}` | {listed} | {mean} | {said([run['curve'][-1][1] for run in found])} |")
+        constant = said([run["constant"] for run in found])
+        lines.append(f"| `{order}` | {listed} | {mean} | {constant} | {said([run['curve'][-1][1] for run in found])} |")
     pairs = [
         (reached(one["curve"], TARGET), reached(other["curve"], TARGET))
         for one, other in zip(by["pass_rate"], by["none"], strict=False)

@@ -7,8 +7,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,30 +72,37 @@ def right(completion: str, numbers: list[int], target: int) -> float:
     return float(made.right(completion.strip()))
 
 
-@cache
 def warm_start(number: int, counts: tuple[int, ...] = (3,), seed: int = 0) -> str:
-    """Train the tiny model on so many solved problems; return the folder of the model."""
+    """Return the folder of the tiny model after so many solved problems, which is kept among the temporary files."""
     import oncurve
 
     if not number:
         return str(TINY)
-    out = Path(tempfile.mkdtemp(prefix="oncurve-science-")) / "warm"
-    rows = [
-        {key: row[key] for key in ("prompt", "completion")} for row in problems(10**6 + 10**4 * seed, number, counts)
-    ]
-    settings = {"run.threads": 1, "model.dtype": "float32", "checkpoint.every": 0, "eval.every": 0}
-    oncurve.sft(
-        model=TINY, data=rows, epochs=5, batch_size=16, learning_rate=1e-3, seed=seed, out=out, settings=settings
-    )
-    return str(out / "model")
+    counts_said = "".join(map(str, counts))
+    home = Path(tempfile.gettempdir()) / f"oncurve-science-{number}-{counts_said}-{seed}"
+    if not home.is_dir():
+        out = Path(tempfile.mkdtemp(prefix="oncurve-science-")) / "warm"
+        rows = problems(10**6 + 10**4 * seed, number, counts)
+        data = [{key: row[key] for key in ("prompt", "completion")} for row in rows]
+        settings = {"run.threads": 1, "model.dtype": "float32", "checkpoint.every": 0, "eval.every": 0}
+        known = {"epochs": 5, "batch_size": 16, "learning_rate": 1e-3, "seed": seed, "settings": settings}
+        oncurve.sft(model=TINY, data=data, out=out, **known)
+        with suppress(OSError):  # another run was first
+            out.rename(home)
+    return str(home / "model")
 
 
-def train(model: str, rows: list[dict[str, Any]], seed: int, **changed: Any) -> dict[str, Any]:
-    """Train on problems, 200 of them held out; return the curve: steps, held-out accuracy, seconds of steps."""
+def train(model: str, rows: list[dict[str, Any]], seed: int, held_out: bool = True, **changed: Any) -> dict[str, Any]:
+    """Train on problems; return the curve of steps and greedy accuracies, and the mean share of constant groups.
+
+    The accuracies are of 200 problems that are held out, or else of the problems that are trained.
+    """
     import oncurve
 
     reward = changed.pop("reward", right)
-    settings = {**COMMON, "data.eval_fraction": 200 / len(rows), **changed.pop("settings", {})}
+    rows = [{key: row[key] for key in ("prompt", "numbers", "target")} for row in rows]
+    evaluated = {"data.eval_fraction": 200 / len(rows)} if held_out else {"data.eval_rows": rows}
+    settings = {**COMMON, **evaluated, **changed.pop("settings", {})}
     known = {
         "steps": 40,
         "group_size": 8,
@@ -105,12 +112,12 @@ def train(model: str, rows: list[dict[str, Any]], seed: int, **changed: Any) -> 
         **changed,
     }
     begun = time.process_time()
-    rows = [{key: row[key] for key in ("prompt", "numbers", "target")} for row in rows]
     with oncurve.train(model=model, data=rows, reward=reward, seed=seed, settings=settings, **known) as run:
         found = [step for step in run.metrics if "eval/accuracy" in step]
         curve = [[int(step["step"]), round(step["eval/accuracy"], 4)] for step in found]
         curve = [[0, round(run.run.before["eval/accuracy"], 4)], *curve]
-    return {"curve": curve, "processor_seconds": round(time.process_time() - begun, 1)}
+        constant = round(statistics.fmean(step["groups/constant"] for step in run.metrics), 4)
+    return {"curve": curve, "constant": constant, "processor_seconds": round(time.process_time() - begun, 1)}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
