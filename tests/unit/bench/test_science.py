@@ -5,10 +5,10 @@ from itertools import product
 
 import pytest
 import torch
-
 from bench.science.curriculum import reached
 from bench.science.deviation import factor
 from bench.science.runs import interval
+
 from oncurve.advantages.group import group_advantages
 
 
@@ -20,7 +20,7 @@ def test_the_factor_of_a_pass_rate_is_that_of_all_groups(scale, rate):
         chance = math.prod(rate if right else 1 - rate for right in outcomes)
         valid, ids = torch.ones(4, dtype=torch.bool), torch.zeros(4, dtype=torch.int64)
         found = group_advantages(torch.tensor(outcomes, dtype=torch.float64), valid, ids, scale, eps=0.0)
-        scores = torch.tensor([1 / rate if right else -1 / (1 - rate) for right in outcomes])
+        scores = torch.tensor([1 / rate if right else -1 / (1 - rate) for right in outcomes], dtype=torch.float64)
         total += chance * float((found * scores).mean())
     assert factor(rate, scale, 4) == pytest.approx(total, rel=1e-9)
 
