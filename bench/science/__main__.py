@@ -70,6 +70,8 @@ def main() -> int:
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
         waiting = {pool.submit(measured, EXPERIMENTS[name].one, job): (name, job) for name, job in todo}
         for ended in as_completed(waiting):
+            if ended.exception():
+                pool.shutdown(wait=False, cancel_futures=True)
             (name, job), result = waiting[ended], ended.result()
             runs[name] = sorted([*runs.get(name, []), result], key=lambda run: str([run[key] for key in job]))
             text = json.dumps({"machine": machine.describe(), "runs": runs}, indent=0)

@@ -115,7 +115,8 @@ def train(model: str, rows: list[dict[str, Any]], seed: int, held_out: bool = Tr
     with oncurve.train(model=model, data=rows, reward=reward, seed=seed, settings=settings, **known) as run:
         found = [step for step in run.metrics if "eval/accuracy" in step]
         curve = [[int(step["step"]), round(step["eval/accuracy"], 4)] for step in found]
-        curve = [[0, round(run.run.before["eval/accuracy"], 4)], *curve]
+        if run.run.before:
+            curve = [[0, round(run.run.before["eval/accuracy"], 4)], *curve]
         constant = round(statistics.fmean(step["groups/constant"] for step in run.metrics), 4)
     return {"curve": curve, "constant": constant, "processor_seconds": round(time.process_time() - begun, 1)}
 
