@@ -39,6 +39,7 @@ from oncurve.trainer.watching import (
     HeldOut,
     StopSignals,
     UntrainedUpdates,
+    measures_tokens,
     observe_batch,
     observe_memory,
     recording_tokens,
@@ -124,7 +125,8 @@ class Trainer:
         batch = self.score(collected.usable, metrics)  # old and reference log-probs, values, a KL in the reward
         batch = credited(batch, self.credit.advantage)  # 9   one advantage per token
         advantages = self.record(collected, batch, metrics)
-        with recording_tokens(self.recorder, batch, collected, self.learner, metrics), timer(metrics, "update"):
+        recording = recording_tokens(self.recorder, self.state.step + 1, batch, collected, self.learner, metrics)
+        with recording, timer(metrics, "update"):
             for minibatch in self.minibatches(batch, metrics):  # 10   μ PPO epochs
                 weighted = weighted_by(self.credit.aggregation, minibatch)  # global denominators, once
                 update = self.learner.update(weighted)  # 11   maximize the objective
@@ -155,10 +157,10 @@ class Trainer:
 
         A KL that is part of the reward is in its rewards already.
         """
-        settings = self.config
+        settings, measured = self.config, measures_tokens(self.recorder, self.state.step + 1)
         batch = collate(groups, mask_truncated=settings.mask_truncated)
         with timer(metrics, "score"):
-            batch = settings.old_policy.score(batch, self.learner, self.groups.exact, metrics)
+            batch = settings.old_policy.score(batch, self.learner, self.groups.exact, metrics, measured)
         batch = self.credit.entropy.with_coef(batch, self.state, metrics)
         return self.credit.kl.add_kl_to_rewards(batch, self.state.kl_coef, metrics)
 

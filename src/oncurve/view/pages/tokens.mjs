@@ -2,11 +2,17 @@
 import { signal } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { html, short, signed, useNear, visible } from "./parts.mjs";
+import { bytes } from "./store.mjs";
 
 const BLOCK = 240; // tokens that are drawn at once, when they come near the window
 const LEVELS = 4;
 
-const at = (list, place) => list?.[place] ?? null;
+const at = (list, place) => (Number.isNaN(list?.[place] ?? NaN) ? null : list[place]);
+
+// The completions of an answer, whose numbers of tokens come as the bytes of 32-bit floats.
+const NUMBERS = ["before", "after", "entropy", "kl", "logprobs", "advantages"];
+export const unpacked = (items) => items.map((item) => ({ ...item, ...Object.fromEntries(NUMBERS.filter((name) => item[name])
+  .map((name) => [name, new Float32Array(bytes(item[name]).buffer)])) }));
 const before = (item, place) => at(item.before ?? item.logprobs, place);
 const both = (item, place, of) => {
   const [old, now] = [before(item, place), at(item.after, place)];
