@@ -30,6 +30,11 @@ FOLDERS = ("rollouts", "evaluations")
 REFUSED = {"state": "refused", "step": 0, "steps": None, "written": 0.0, "reward": None, "accuracy": None}
 """The row of a run of which nothing is read."""
 
+QUESTIONS = frozenset(
+    ["runs", "declared", "stamp", "run", "metrics", "groups", "group", "changed", "prompt", "flips", "doctor"]
+)
+"""The methods of a `Library` that answer the pages."""
+
 Search = tuple[Mapping[str, Any] | None, Iterator[tuple[int, bool]], np.ndarray[Any, Any]]
 """The columns of the step that is searched, what is left of it, and what is known of each group."""
 
@@ -66,19 +71,6 @@ class Library:
         self._doctored: dict[Path, tuple[str, Any]] = {}
         self._one_doctor, self._one_search = threading.Lock(), threading.Lock()
         self._searches: dict[tuple[RolloutIndex, int, str], Search] = {}
-        self._questions: dict[str, Callable[..., Any]] = {
-            "runs": self.runs,
-            "declared": self.declared,
-            "stamp": self.stamp,
-            "run": self.run,
-            "metrics": self.metrics,
-            "groups": self.groups,
-            "group": self.group,
-            "changed": self.changed,
-            "prompt": self.prompt,
-            "flips": self.flips,
-            "doctor": self.doctor,
-        }
 
     def answer(self, question: str, arguments: Mapping[str, str]) -> Any:
         """Return the answer as plain values.
@@ -86,7 +78,9 @@ class Library:
         Raises KeyError: there is no such thing. ValueError: an argument is missing, unknown or not a number.
         OncurveError: the run cannot be read.
         """
-        ask = self._questions[question]
+        if question not in QUESTIONS:
+            raise KeyError(question)
+        ask = getattr(self, question)
         numbers = {"offset", "step", "group", "prompt", "start", "count", "falling", "first", "last", "problem"}
         values = {name: int(value) if name in numbers else value for name, value in arguments.items()}
         try:
