@@ -37,6 +37,7 @@ from oncurve.reward_models import Iterations
 from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine, check_token_ids
 from oncurve.run.building import build_engine, build_learner, check_tools, engine_maker, host_of, with_environment
+from oncurve.run.card import write_card
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
 from oncurve.run.evaluating import evaluate_policy, results_by_problem
 from oncurve.run.iterations import LabellingInputs, iterations, step_locator
@@ -177,8 +178,9 @@ class Run:
         return evaluation
 
     def save_model(self, path: Path) -> None:
-        """Write the policy in Hugging Face form, from the full-precision masters."""
+        """Write the policy in Hugging Face form, from the full-precision masters, with its model card."""
         self.learner.export(path)
+        write_card(path, self.config, None if self.directory is None else self.directory.path)
 
     def save_reward_model(self, path: Path) -> bool:
         """Return the reward model as the iterations have left it, in Hugging Face form; whether there is one."""
