@@ -36,9 +36,9 @@ class OldPolicy:
         """Return the batch with the learner's statistics, `old_logprobs` and `policy_weights`, `(B, T)`, where they
         matter.
 
-        exact     the engine's recorded log-probs are those of the weights that sampled, up to rounding
-        entropy   where the learner computes the old log-probs of all rows, `entropy (B, T)` comes from the same pass:
-                  a batch that is returned with both has the learner's of both
+        exact     the engine's recorded log-probs are those of the weights that sampled, up to rounding;
+        entropy   it is wanted of the same pass, where the learner computes the old log-probs of all rows: a batch that
+                  is returned with both has the learner's of both.
 
         Old log-probs matter wherever the ratio to them can leave 1. For completions by the present weights the learner
         computes them. For completions by older weights they are those that the sampler recorded; with a correction the

@@ -39,7 +39,6 @@ from oncurve.trainer.watching import (
     HeldOut,
     StopSignals,
     UntrainedUpdates,
-    measures_tokens,
     observe_batch,
     observe_memory,
     recording_tokens,
@@ -125,8 +124,7 @@ class Trainer:
         batch = self.score(collected.usable, metrics)  # old and reference log-probs, values, a KL in the reward
         batch = credited(batch, self.credit.advantage)  # 9   one advantage per token
         advantages = self.record(collected, batch, metrics)
-        recording = recording_tokens(self.recorder, self.state.step + 1, batch, collected, self.learner, metrics)
-        with recording, timer(metrics, "update"):
+        with recording_tokens(self.recorder, batch, collected, self.learner, metrics), timer(metrics, "update"):
             for minibatch in self.minibatches(batch, metrics):  # 10   μ PPO epochs
                 weighted = weighted_by(self.credit.aggregation, minibatch)  # global denominators, once
                 update = self.learner.update(weighted)  # 11   maximize the objective
@@ -157,7 +155,7 @@ class Trainer:
 
         A KL that is part of the reward is in its rewards already.
         """
-        settings, measured = self.config, measures_tokens(self.recorder, self.state.step + 1)
+        settings, measured = self.config, self.recorder is not None and self.recorder.measures(self.state.step + 1)
         batch = collate(groups, mask_truncated=settings.mask_truncated)
         with timer(metrics, "score"):
             batch = settings.old_policy.score(batch, self.learner, self.groups.exact, metrics, measured)

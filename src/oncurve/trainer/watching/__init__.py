@@ -11,4 +11,4 @@ from oncurve.trainer.watching.observe import (
     timer as timer,
 )
 from oncurve.trainer.watching.signals import StopSignals as StopSignals
-from oncurve.trainer.watching.tokens import measures_tokens as measures_tokens, recording_tokens as recording_tokens
+from oncurve.trainer.watching.tokens import recording_tokens as recording_tokens

@@ -18,23 +18,18 @@ from oncurve.trainer.watching.observe import timer
 from oncurve.types import Group, TrainBatch
 
 
-def measures_tokens(recorder: Recorder | None, step: int) -> bool:
-    """Return whether numbers of the tokens of `step` are recorded."""
-    return recorder is not None and recorder.retention.measures(step)
-
-
 @contextmanager
 def recording_tokens(
-    recorder: Recorder | None, step: int, batch: TrainBatch, collected: Collected, learner: Learner, metrics: Metrics
+    recorder: Recorder | None, batch: TrainBatch, collected: Collected, learner: Learner, metrics: Metrics
 ) -> Iterator[None]:
-    """Record numbers of each token before and after the updates inside, where `step` is measured.
+    """Record numbers of each token before and after the updates inside, where this step is measured.
 
     They reach no loss.
     """
     for numbers in (before_updates, None, after_updates):
         if numbers is None:
             yield
-        elif recorder is not None and measures_tokens(recorder, step):
+        elif recorder is not None and recorder.measures():
             with timer(metrics, "score"):
                 found = numbers(batch, learner)
             groups = collected.groups, collected.usable
