@@ -266,7 +266,7 @@ class TrainBatch:
     entropy_coef   (B,)             α of the entropy bonus, where it is adapted to a target
     kl_weights     (B, T)           of the KL term, where `kl.aggregation` gives it weights of its own
     policy_weights (B, T)           what the objective's loss is multiplied by; absent: 1
-    entropy        (B, T)           of the old policy's next-token distribution, where a filter reads it
+    entropy        (B, T)           of the old policy's next-token distribution, where a filter or the record reads it
     bootstrap_values  (B,)          V after the last token
     ref_hidden     (N, H)           reference hidden states of all completion tokens, row after row (`full` KL only)
     step_ends, step_rewards (B, S), step_counts (B,)   or absent
