@@ -14,6 +14,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from fakes.started import start_process
 from oncurve import durable
 from oncurve.metrics import METRICS
 
@@ -46,28 +47,25 @@ PLACES = {
 
 
 def start(*arguments: str, begin: Sequence[str] = ("-m", "oncurve")) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, *begin, *arguments],
-        env={**os.environ, **QUIET},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    environment = {**os.environ, **QUIET}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return start_process(sys.executable, *begin, *arguments, env=environment, text=True, **streams)
 
 
-def finish(*arguments: str, seconds: float = 600.0) -> str:
-    process = start(*arguments)
-    said, _ = process.communicate(timeout=seconds)
-    assert process.returncode == 0, said
+def said_by(process: "subprocess.Popen[str]", code: int = 0) -> str:
+    """Wait for the end of a run, which must have this exit code; return what it said."""
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == code, said
     return said
+
+
+def finish(*arguments: str) -> str:
+    return said_by(start(*arguments))
 
 
 def killed_at(place: Sequence[object], *arguments: str) -> str:
     """Run the command until `place` (module, class, method, count of calls), where it kills itself; what it said."""
-    process = start(*map(str, place), *arguments, begin=("-c", KILLER))
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGKILL, said
-    return said
+    return said_by(start(*map(str, place), *arguments, begin=("-c", KILLER)), -signal.SIGKILL)
 
 
 def until_checkpoints(process: "subprocess.Popen[str]", out: Path, count: int, seconds: float = 240.0) -> None:

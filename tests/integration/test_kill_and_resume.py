@@ -1,6 +1,6 @@
 """kill -9 at random instants, resumed each time: the run equals the uninterrupted one bit for bit.
 
-`ONCURVE_KILLS=50` sets how often each run is killed (8 here, so that the slow tests stay short).
+`ONCURVE_KILLS=50` sets how often each run is killed (3 here, so that the slow tests stay short).
 """
 
 import json
@@ -16,20 +16,26 @@ from pathlib import Path
 import pytest
 
 from fakes.killed_runs import QUIET, compare, finish
+from fakes.started import start_process
 from oncurve import durable
 from oncurve.config.layers import RECIPES
 from oncurve.report import RolloutIndex
 from oncurve.tasks import KINDS as TASKS
 
-KILLS = int(os.environ.get("ONCURVE_KILLS", "8"))
+KILLS = int(os.environ.get("ONCURVE_KILLS", "3"))
 STEPS_PER_KILL = 4
 
 
 GAMES = Path(__file__).parents[1] / "fakes" / "episodes.py"
 VARIANTS = {
-    "float32": ["model.dtype=float32"],
-    "bfloat16": ["model.dtype=bfloat16"],
-    "lean": ["model.dtype=bfloat16", "learner.masters=split", "learner.moments=bfloat16"],
+    "lean": [
+        "model.dtype=bfloat16",
+        "learner.masters=split",
+        "learner.moments=bfloat16",
+        "reference.every=2",
+        "reference.mixup_alpha=0.5",
+        "rollouts.keep=last 3",
+    ],
     "ppo": [
         "model.dtype=float32",
         "advantage.kind=gae",
@@ -46,9 +52,8 @@ VARIANTS = {
         "critic.learning_rate=1e-3",
         "critic.warmup_steps=2",
     ],
-    "average": ["model.dtype=bfloat16", "reference.every=2", "reference.mixup_alpha=0.5", "rollouts.keep=last 3"],
     "dynamic": ["model.dtype=float32", "rollout.group_size=6", "filter.dynamic_sampling=true", "filter.max_rounds=30"],
-    "curriculum": ["model.dtype=float32", "data.curriculum=pass_rate", "rollout.top_p=0.95"],
+    "curriculum": ["model.dtype=bfloat16", "data.curriculum=pass_rate", "rollout.top_p=0.95"],
     "lora": ["model.dtype=bfloat16", "lora.rank=4", "reference.every=2", "reference.mixup_alpha=0.5"],
     "sources": [
         "model.dtype=float32",
@@ -102,13 +107,8 @@ def settings(variant: str, steps: int, folder: Path) -> list[str]:
 
 def start(arguments: list[str], log: Path) -> "subprocess.Popen[bytes]":
     with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "oncurve", *arguments],
-            stdout=output,
-            stderr=output,
-            env={**os.environ, **QUIET},
-            start_new_session=True,
-        )
+        streams = {"stdout": output, "stderr": output, "env": {**os.environ, **QUIET}}
+        return start_process(sys.executable, "-m", "oncurve", *arguments, start_new_session=True, **streams)
 
 
 def steps_done(out: Path) -> int:
@@ -195,7 +195,7 @@ def no_group_twice_and_none_lost(out: Path) -> None:
 def test_a_flipped_byte_is_detected_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
     recipe, whole, harmed = str(RECIPES / "task.toml"), tmp_path / "whole", tmp_path / "harmed"
     for out in (whole, harmed):
-        finish("train", recipe, *settings("float32", 4, tmp_path), "--out", str(out))
+        finish("train", recipe, *settings("curriculum", 4, tmp_path), "--out", str(out))
     weights = harmed / "checkpoints" / "step-000004" / "learner.safetensors"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1

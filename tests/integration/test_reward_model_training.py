@@ -4,8 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 from fakes.classifiers import lay_down
-from fakes.killed_runs import killed_at
+from fakes.killed_runs import killed_at, start
 from fakes.project import Said, refused
 from fakes.reward_examples import DATA, UPDATES, write_examples
 from fakes.tolerance import about
@@ -214,9 +212,7 @@ def test_kills_at_random_instants_change_nothing(laid_out: Path, command: Comman
         words = (
             ["reward-model", "train", f"{kind}.toml", *settings, "--out", str(out)] if fresh else ["resume", str(out)]
         )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "oncurve", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = start(*words)
         before, deadline = checkpoints(out), time.monotonic() + 120
         while checkpoints(out) == before and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -49,7 +49,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def train(*settings: str, out: str = "out") -> str:
-    return finish("train", "recipe.toml", *of_servers(settings), "--out", out, seconds=SECONDS)
+    return finish("train", "recipe.toml", *of_servers(settings), "--out", out)
 
 
 def of_servers(settings: tuple[str, ...]) -> list[str]:
@@ -78,7 +78,7 @@ def weights_after(project: Path, out: str, step: int) -> Path:
         return project / "model"
     folder = project / f"{out}-after-{step}"
     if not folder.exists():
-        finish("export", out, "--step", str(step), "--out", str(folder), seconds=SECONDS)
+        finish("export", out, "--step", str(step), "--out", str(folder))
     return folder
 
 
@@ -128,7 +128,7 @@ def test_a_run_is_sampled_by_a_server_and_goes_on_after_a_kill(project: Path) ->
     until(lambda: not folder.exists(), 60.0)
     done = durable.numbered(project / "out" / "checkpoints")
     steps = len(done) + 1
-    said = finish("resume", "out", f"run.steps={steps}", seconds=SECONDS)
+    said = finish("resume", "out", f"run.steps={steps}")
     check_run(project, said, steps)
     assert all(0 < line["policy/mismatch"] < 1e-4 for line in metrics_of(project / "out"))
 

@@ -18,6 +18,7 @@ from hypothesis import given, strategies as st
 from rich.live import Live
 from rich.text import Text
 
+from fakes.started import start_process
 from oncurve.base import output
 from oncurve.display import Screen, say
 
@@ -165,10 +166,10 @@ def test_a_terminal_is_told_what_is_loaded_before_anything_heavy_is_imported(wor
     light = "import sys; sys.modules['numpy'] = sys.modules['torch'] = None; from oncurve.cli import main; main()"
     command = [sys.executable, "-c", light, *words]
     ours, theirs = pty.openpty()
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs):
-        os.close(theirs)
-        with open(ours, "rb") as terminal:
-            assert terminal.readline().decode().rstrip() == begins
-            with suppress(OSError):  # so a terminal ends
-                terminal.read()
+    start_process(*command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    with open(ours, "rb") as terminal:
+        assert terminal.readline().decode().rstrip() == begins
+        with suppress(OSError):  # so a terminal ends
+            terminal.read()
     assert "loading" not in subprocess.run(command, capture_output=True, text=True, check=False).stdout

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from fakes.scoring import limit_beyond
+from fakes.started import start_process
 from fakes.waiting import until
 from oncurve.base.errors import ConfigError
 from oncurve.processes.pool import Reply, WorkerPool
@@ -357,10 +358,11 @@ print([*started, *pool.pids], flush=True)
 pool.run([{action}] * 2)
 import time; time.sleep(600)
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
-        pids = json.loads(parent.stdout.readline())
-        time.sleep(0.1)
-        parent.kill()
+    parent = start_process(sys.executable, "-c", script, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    pids = json.loads(parent.stdout.readline())
+    time.sleep(0.1)
+    parent.kill()
+    parent.wait()
     try:
         wait_gone(pids)
     finally:

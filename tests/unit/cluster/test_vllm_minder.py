@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import oncurve
+from fakes.started import start_process
 from fakes.waiting import until
 from oncurve.processes import Minder, first_cause
 
@@ -55,14 +56,12 @@ def test_a_worker_that_is_killed_leaves_nothing(stopped: bool) -> None:
         "print(minder.folder, flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", code, *WITH_AN_ENGINE]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as worker:
-        try:
-            folder = Path(worker.stdout.readline().strip())
-            engine = engine_of(folder)
-            if stopped:
-                engine.parent().suspend()
-        finally:
-            os.killpg(worker.pid, signal.SIGKILL)
+    worker = start_process(*command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    folder = Path(worker.stdout.readline().strip())
+    engine = engine_of(folder)
+    if stopped:
+        engine.parent().suspend()
+    os.killpg(worker.pid, signal.SIGKILL)
     until(lambda: gone(engine))
     until(lambda: not folder.exists())
 
