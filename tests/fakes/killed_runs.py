@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fakes.started import start_process
+from fakes.waiting import until
 from oncurve import durable
 from oncurve.metrics import METRICS
 
@@ -68,21 +68,18 @@ def killed_at(place: Sequence[object], *arguments: str) -> str:
     return said_by(start(*map(str, place), *arguments, begin=("-c", KILLER)), -signal.SIGKILL)
 
 
-def until_checkpoints(process: "subprocess.Popen[str]", out: Path, count: int, seconds: float = 240.0) -> None:
+def until_checkpoints(process: "subprocess.Popen[str]", out: Path, count: int) -> None:
     """Wait until a run has left so many checkpoints."""
-    deadline = time.monotonic() + seconds
-    while len(durable.numbered(out / "checkpoints")) < count:
-        assert process.poll() is None, process.communicate(timeout=10)
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: len(durable.numbered(out / "checkpoints")) >= count or process.poll() is not None, 900.0)
+    assert process.poll() is None, process.communicate()
 
 
 def kill_all(process: "subprocess.Popen[str]", number: int = signal.SIGKILL) -> str:
     """Send the signal to a run; none of the processes that it had started lives on."""
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
-    said, _ = process.communicate(timeout=120)
-    _, alive = psutil.wait_procs(children, timeout=90)
+    said, _ = process.communicate(timeout=300)
+    _, alive = psutil.wait_procs(children, timeout=300)
     assert alive == []
     return said
 

@@ -17,6 +17,7 @@ import pytest
 
 from fakes.killed_runs import QUIET, compare, finish
 from fakes.started import start_process
+from fakes.waiting import until
 from oncurve import durable
 from oncurve.config.layers import RECIPES
 from oncurve.report import RolloutIndex
@@ -128,11 +129,9 @@ def run_killed(recipe: Path, out: Path, variant: str, steps: int, log: Path) -> 
             else ["resume", str(out)]
         )
         before, process = steps_done(out), start(arguments, log)
-        deadline = time.monotonic() + 120
         # Half of the kills fall anywhere in the start, the others within the first steps it takes.
         if chance.random() < 0.75:
-            while steps_done(out) == before and process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.005)
+            until(lambda: steps_done(out) != before or process.poll() is not None, 300.0)  # noqa: B023
             time.sleep(chance.random() * 0.4)
         else:
             time.sleep(chance.random() * 4)

@@ -256,12 +256,12 @@ def test_with_all_workers_gone_for_good_the_driver_ends_the_run(
 
 
 @pytest.mark.slow
-def test_a_worker_killed_every_second_changes_no_bit(orders: Path) -> None:
-    """For a minute, by a process outside the engine, at whatever moment it is."""
+def test_a_worker_killed_again_and_again_changes_no_bit(orders: Path) -> None:
+    """By a process outside the engine, at whatever moment it is."""
     stop, killed = threading.Event(), []
 
     def kill() -> None:
-        while not stop.wait(1.0):
+        while not stop.wait(0.5):
             alive = [
                 child
                 for nursery in psutil.Process().children()
@@ -274,11 +274,11 @@ def test_a_worker_killed_every_second_changes_no_bit(orders: Path) -> None:
                 killed.append(chosen.pid)
 
     thread = threading.Thread(target=kill)
-    began, model, steps = time.monotonic(), tiny_model(torch.float32), 0
+    model, steps = tiny_model(torch.float32), 0
     with workers(orders, 0) as one, workers(orders, 4) as four:
         thread.start()
         try:
-            while time.monotonic() - began < 60:
+            while len(killed) < 6 or steps < 10:
                 for engine in (one, four):
                     engine.follow(LocalWeights(model, steps))
                 assert four.generate(PROMPTS, steps) == one.generate(PROMPTS, steps), steps
@@ -287,5 +287,3 @@ def test_a_worker_killed_every_second_changes_no_bit(orders: Path) -> None:
         finally:
             stop.set()
             thread.join()
-    assert len(killed) >= 4
-    assert steps > 10
