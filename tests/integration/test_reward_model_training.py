@@ -193,7 +193,7 @@ KILLS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "kind"),
-    zip(KILLS, [*DATA, *reversed(DATA), *DATA], strict=True),
+    list(zip(KILLS, [*DATA, *reversed(DATA), *DATA], strict=True)),
     ids=lambda given: given if given in DATA else f"{given[2]}-{given[3]}",
 )
 def test_it_may_be_killed_anywhere(command: Command, kind: str, place: tuple[str, str, str, int]) -> None:
