@@ -12,6 +12,7 @@ import pytest
 
 from fakes.killed_runs import compare, finish, kill_all, metrics_of, start, until_checkpoints
 from fakes.project import refused
+from fakes.tables import table
 from fakes.tolerance import about
 from oncurve import durable
 
@@ -19,26 +20,7 @@ VLLM = ["cluster.kind=host", "cluster.engine=vllm", "cluster.rollout_workers=1"]
 HOST = ["cluster.kind=host", "kl.coef=0.05", "learner.minibatches=2", "checkpoint.every=1", "checkpoint.keep=100"]
 
 
-REFUSED = {
-    "cluster.sharding=fsdp lora.rank=4 model.quantization=nf4": ("model.quantization", "replicate"),
-    "cluster.sharding=fsdp kl.coef=0.1 kl.estimator=full": ("kl.estimator", "exact KL", "replicate"),
-    "cluster.sharding=fsdp learner.masters=split": ("learner.masters", "float32"),
-    "cluster.offload=true": ("cluster.offload", "divided", "fsdp"),
-    "cluster.gradient_shards=6": ("cluster.gradient_shards", "1, 2, 4, 8"),
-    "cluster.learner_ranks=9": ("cluster.learner_ranks", "gradient_shards"),
-    "cluster.learner_ranks=2 advantage.kind=gae critic.kind=own": ("critic.kind", "several ranks"),
-    "cluster.sharding=fsdp advantage.kind=gae critic.kind=shared": ("critic.kind", "in shards"),
-    "cluster.shard_groups=0": ("cluster.shard_groups",),
-    "cluster.lag=-1": ("cluster.lag",),
-    "cluster.kind=none cluster.lag=1": ("cluster.lag", "unknown key"),
-    "cluster.vllm_arguments=['-x']": ("cluster.vllm_arguments", "leave them out"),
-    "VLLM": ("cluster.engine", "not on PATH", "pip install"),
-    "VLLM lora.rank=4 model.quantization=nf4 model.device=cuda": ("model.quantization", "whole weights"),
-    "VLLM cluster.rollout_workers=0": ("cluster.engine", "rollout_workers to 1"),
-    "VLLM rollout.stop=['x']": ("rollout.stop", "eos_ids"),
-    "VLLM rollout.top_p=0.9": ("rollout.top_p", "does not record", 'cluster.engine to "own"'),
-    "VLLM rollout.temperature=0.001": ("rollout.temperature", "0.01"),
-}
+REFUSED = table("cluster_runs", "refused")
 """Words behind `cluster.kind=host`, and what is said."""
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fakes.killed_runs import compare, finish, killed_at
+from fakes.tables import table
 from fakes.tolerance import about
 from oncurve.advantages import TeacherSettings, teacher_of
 from oncurve.base.errors import ConfigError, DataError
@@ -153,16 +154,7 @@ def test_the_plan_and_the_forecast_count_it(teacher: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "error"),
-    [
-        (["advantage.template=no columns"], r"advantage\.template: a template must name a column"),
-        (["advantage.template={solution}"], r"advantage\.template: there is no column 'solution'"),
-        (["advantage.template={answer}", 'advantage.base="grop"'], r"advantage\.base\.kind: unknown kind 'grop'"),
-        (["advantage.template={answer}", 'advantage.base={kind="grpo", dof=1}'], r"advantage\.base\.dof: unknown key"),
-        (["advantage.template={answer}", 'advantage.base={kind="distill", template="{x}"}'], "a run has one teacher"),
-        (["advantage.template={answer}", "kl.coef=0.1", "kl.where=reward"], r"kl\.where: the advantage reads no"),
-        (["advantage.template={answer}", "filter.dynamic_sampling=true"], r"filter\.dynamic_sampling: without a"),
-        (["advantage.template={answer}", "advantage.base=gae"], r"critic\.kind: the advantage needs a critic"),
-    ],
+    table("distillation", "settings_that_cannot_be"),
 )
 def test_settings_that_cannot_be(words: list[str], error: str) -> None:
     with pytest.raises(ConfigError, match=error):

@@ -16,6 +16,7 @@ from fakes.classifiers import lay_down
 from fakes.killed_runs import killed_at, start
 from fakes.project import Said, refused
 from fakes.reward_examples import DATA, UPDATES, write_examples
+from fakes.tables import table
 from fakes.tolerance import about
 from fakes.waiting import until
 from oncurve import durable
@@ -110,21 +111,7 @@ def test_its_own_configuration_is_a_recipe(command: Command) -> None:
     assert equals_whole(Path("again"), "outcome")
 
 
-SETTINGS = {
-    "data.kind=steps": ('data.kind = "steps" teaches a model of kind = "process"',),
-    "reward_model.kind=process": ('data.kind = "preferences" teaches a model of kind = "outcome"',),
-    "reward_model.path=": ("reward_model.path: missing; name a language model's",),
-    "reward_model.path=steps": ("is a token classifier: a reward model of steps, and not of outcomes",),
-    "reward_model.path=bare": ("bare has no config.json",),
-    "reward_model.max_length=3": ("none of 18 examples fits: tiny reads 3 tokens; take a model that reads more",),
-    "data.path=preference.jsonl": ("data.path: there is no file", "did you mean 'preferences.jsonl'?"),
-    "data.path=steps.jsonl": ("steps.jsonl line 1: there is no column 'chosen'",),
-    "data.path=wrong.jsonl": ("wrong.jsonl line 2: rejected: expected a text, or chat messages, got 5",),
-    "data.path=chat.jsonl": ("tiny has no chat template",),
-    "data.eval_fraction=0.99": ("no example is left to train on; lower data.eval_fraction",),
-    "rewards=[{kind='math'}]": ("rewards: unknown section",),
-    "batch_size=3": ("did you mean reward_model.batch_size?",),
-}
+SETTINGS = table("reward_model_training", "settings")
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

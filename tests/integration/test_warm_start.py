@@ -11,6 +11,7 @@ import oncurve
 from fakes.demonstrations import chat_tokenizer
 from fakes.killed_runs import PLACES, compare, finish, killed_at, metrics_of
 from fakes.project import Said, lay_out
+from fakes.tables import table
 from oncurve import durable
 from oncurve.base.errors import ConfigError
 from oncurve.compat.trl import SFTConfig, SFTTrainer
@@ -191,18 +192,7 @@ def test_a_script_of_trls_quick_start_makes_the_same_updates(site: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [
-        (["sft", "recipe.toml", "sft.data=nothing.jsonl"], "sft.data: there is no file"),
-        (["sft", "model"], "sft.data: missing; name a file of demonstrations"),
-        (["sft", "recipe.toml", "sft.max_length=3"], "have more than the 3 tokens allowed"),
-        (["sft", "recipe.toml", "sft.epoch=3"], "did you mean"),
-        (["sft", "recipe.toml", "learner.learning_rate=1e-4"], "a warm start has its own, sft.learning_rate"),
-        (["sft", "recipe.toml", "sft.epochs=3", "sft.steps=3"], "sft.epochs: sft.steps says it in another way"),
-        (["sft", "recipe.toml", "sft.data=data.jsonl"], "no demonstration: expected columns prompt and completion"),
-        (["train", "recipe.toml", "sft.data=data.jsonl"], "no demonstration: expected columns prompt and completion"),
-        (["train", "recipe.toml", "rewards.0.pattern=("], "pattern"),
-        (["train", "recipe.toml", "advantage.kind=demonstration"], "rollout.group_size: a demonstration is the one"),
-    ],
+    table("warm_start", "bad_input_ends_before_anything_is_made"),
 )
 def test_bad_input_ends_before_anything_is_made(
     words: list[str], says: str, site: Path, command: Callable[..., Said], project: Path

@@ -12,6 +12,7 @@ import pytest
 
 import oncurve
 from fakes.started import start_process
+from fakes.tables import table
 from fakes.waiting import until
 from oncurve.processes import Minder, first_cause
 
@@ -106,29 +107,7 @@ def test_how_a_server_ended_and_what_it_said(command: list[str], words: str) -> 
 
 @pytest.mark.parametrize(
     ("log", "cause"),
-    [
-        ("", ""),
-        (
-            "starting\nusage: vllm\nvllm: error: unrecognized arguments: --x\n",
-            "vllm: error: unrecognized arguments: --x",
-        ),
-        (
-            "Traceback (most recent call last):\n  File\nOSError: no room\n\nThe above\n\nRuntimeError: it failed\n",
-            "OSError: no room",
-        ),
-        ("(Worker pid=1) ERROR 11-23 15:15:49 [executor.py:1063] AssertionError\nend\n", "AssertionError"),
-        (
-            "pydantic_core.ValidationError: 1 validation error for ModelConfig\n  Value error, too long\n\nmore\n",
-            "pydantic_core.ValidationError: 1 validation error for ModelConfig Value error, too long",
-        ),
-        (
-            "(APIServer pid=1) INFO 11-23 14:00:00 [api_server.py:1] ValueErrors: 0\n"
-            "(EngineCore pid=2) ERROR 11-23 14:00:09 [core.py:842] Traceback (most recent call last):\n"
-            "(EngineCore pid=2) ERROR 11-23 14:00:09 [core.py:842] ValueError: To serve at least one request\n"
-            "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.\n",
-            "ValueError: To serve at least one request",
-        ),
-    ],
+    table("vllm_minder", "the_first_error_of_a_log_is_its_cause"),
 )
 def test_the_first_error_of_a_log_is_its_cause(log: str, cause: str) -> None:
     assert first_cause(log) == cause
