@@ -1,9 +1,7 @@
 """`oncurve resume DIR section.key=value`: changes are said and kept, what came before stays, the rest is refused."""
 
 import json
-import os
 import shutil
-import signal
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 import oncurve
 from fakes.killed_runs import finish, killed_at
 from fakes.project import Said, lay_out
-from oncurve.run import resume_any
 
 Command = Callable[..., Said]
 RATE = "learner.learning_rate=0.01"
@@ -75,17 +72,6 @@ def test_a_rate_that_changes_is_exact_up_to_its_step_and_stays(command: Command)
     assert note == {"after_step": 2, "what": ["learner.learning_rate = 0.01 (was 0.001)", "run.steps = 4 (was 2)"]}
     assert command("resume", "run", "run.steps=5").code == 0  # nothing is refused as a change later
     assert sorted(path.name for path in Path("run/history").iterdir()) == ["config-000002.toml", "config-000004.toml"]
-
-
-def test_a_changed_run_that_is_stopped_goes_on_to_the_same_bits(command: Command) -> None:
-    assert command("resume", "run", "run.steps=4", RATE).code == 0
-    shutil.copytree("short", "other")
-    table = {"run": {"steps": 4}, "learner": {"learning_rate": 0.01}}
-    with oncurve.resume("other", settings=table, on_step=lambda _: os.kill(os.getpid(), signal.SIGTERM)) as stopped:
-        assert (stopped.stopped_by, len(stopped.metrics)) == ("SIGTERM", 3)
-    assert not Path("other/model").exists()  # that of step 2 is not the run's
-    assert resume_any(Path("other")) is None
-    assert weights("run", 4) == weights("other", 4)
 
 
 @pytest.mark.slow
