@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from oncurve.ops import entropy, entropy_of_logprobs, token_logprobs, token_logprobs_and_table
 from oncurve.parallel import ALONE, LostRankError, World, shards_of
-from oncurve.randomness import permutation, row_keys, uniform, uniform_at
+from oncurve.randomness import permutation, uniform
 from oracles import plain_random
 from oracles.plain_shards import in_pairs
 
@@ -117,21 +117,6 @@ def test_permutation_is_a_shuffle_and_equals_the_plain_one(n):
     assert order == plain_random.permutation(3, 5, n)
 
 
-def grid(draws=1, prompts=1, samples=1, positions=1):
-    """Uniforms of all coordinates below the given counts, shape (draws, prompts, samples, positions)."""
-    prompt_ids, sample_index = (
-        axis.flatten() for axis in torch.meshgrid(torch.arange(prompts), torch.arange(samples), indexing="ij")
-    )
-    rows = [
-        uniform_at(row_keys(11, draw, prompt_ids, sample_index)[:, None], torch.arange(positions))
-        for draw in range(draws)
-    ]
-    return torch.stack(rows).view(draws, prompts, samples, positions)
-
-
-AXES = ["draws", "prompts", "samples", "positions"]
-
-
 @given(power=st.integers(0, 6), ranks=st.integers(1, 64))
 def test_every_shard_has_one_rank_and_every_rank_a_subtree(power: int, ranks: int) -> None:
     count = 2**power
@@ -188,18 +173,6 @@ def test_a_process_alone_agrees_with_itself_and_has_no_others_to_send_to() -> No
     world.broadcast([torch.zeros(3)])
     with pytest.raises(LostRankError, match="left the world"):
         world.send([torch.zeros(3)], 1)
-
-
-def test_uniforms_use_all_53_bits_and_stay_inside_the_open_interval():
-    u = grid(prompts=64, positions=512).flatten()
-    assert u.min() > 0
-    assert u.max() < 1
-    mantissas = (u * 2.0**53).long()
-    assert (mantissas.double() * 2.0**-53 == u).all()
-    assert (mantissas & 1 == 1).all()
-    for bit in range(1, 53):
-        ones = ((mantissas >> bit) & 1).double().mean().item()
-        assert abs(ones - 0.5) * 2 * math.sqrt(len(u)) < 5, f"bit {bit} is set in {ones:.4f} of the numbers"
 
 
 def test_the_backward_may_be_repeated_and_changes_nothing():
