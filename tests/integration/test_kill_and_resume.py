@@ -17,6 +17,7 @@ import pytest
 
 from fakes.killed_runs import QUIET, compare, finish
 from fakes.started import start_process
+from fakes.tables import table
 from fakes.waiting import until
 from oncurve import durable
 from oncurve.config.layers import RECIPES
@@ -28,54 +29,7 @@ STEPS_PER_KILL = 4
 
 
 GAMES = Path(__file__).parents[1] / "fakes" / "episodes.py"
-VARIANTS = {
-    "lean": [
-        "model.dtype=bfloat16",
-        "learner.masters=split",
-        "learner.moments=bfloat16",
-        "reference.every=2",
-        "reference.mixup_alpha=0.5",
-        "rollouts.keep=last 3",
-    ],
-    "ppo": [
-        "model.dtype=float32",
-        "advantage.kind=gae",
-        "critic.kind=own",
-        "critic.learning_rate=1e-3",
-        "critic.warmup_steps=3",
-        "kl.where=reward",
-        "kl.target=0.05",
-    ],
-    "shared": [
-        "model.dtype=float32",
-        "advantage.kind=gae",
-        "critic.kind=shared",
-        "critic.learning_rate=1e-3",
-        "critic.warmup_steps=2",
-    ],
-    "dynamic": ["model.dtype=float32", "rollout.group_size=6", "filter.dynamic_sampling=true", "filter.max_rounds=30"],
-    "curriculum": ["model.dtype=bfloat16", "data.curriculum=pass_rate", "rollout.top_p=0.95"],
-    "lora": ["model.dtype=bfloat16", "lora.rank=4", "reference.every=2", "reference.mixup_alpha=0.5"],
-    "sources": [
-        "model.dtype=float32",
-        "data.kind=files",
-        "data.path=['FOLDER/one.jsonl', 'FOLDER/two.jsonl', 'FOLDER/three.jsonl']",
-        "data.weights=[3, 1, 0.5]",
-        "data.eval_fraction=0.2",
-    ],
-    "process": [
-        "model.dtype=float32",
-        "advantage.kind=process",
-        "rewards=[{kind='task_steps'}]",
-        "rollouts.keep=every 3",
-    ],
-    "episodes": [
-        "model.dtype=float32",
-        f"environment.kind={GAMES}:Guess",
-        "environment.processes=2",
-        "advantage.kind=process",
-    ],
-}
+VARIANTS = table("kill_and_resume", "variants")
 
 
 SOURCES = {"one": 7, "two": 12, "three": 5}
@@ -93,7 +47,7 @@ def write_sources(folder: Path) -> None:
 def settings(variant: str, steps: int, folder: Path) -> list[str]:
     return [
         "rollout.group_size=4",
-        *(word.replace("FOLDER", str(folder)) for word in VARIANTS[variant]),
+        *(word.replace("FOLDER", str(folder)).replace("GAMES", str(GAMES)) for word in VARIANTS[variant]),
         f"run.steps={steps}",
         "run.seed=11",
         "data.prompts_per_step=3",

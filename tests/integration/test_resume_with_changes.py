@@ -11,6 +11,7 @@ import pytest
 import oncurve
 from fakes.killed_runs import finish, killed_at
 from fakes.project import Said, lay_out
+from fakes.tables import table
 
 Command = Callable[..., Said]
 RATE = "learner.learning_rate=0.01"
@@ -84,16 +85,7 @@ def test_a_changed_run_that_is_killed_goes_on_to_the_same_bits(command: Command)
     assert weights("run", 5) == weights("other", 5)
 
 
-REFUSED = {
-    "run.seed=5": "run.seed: cannot change in a resume: every random number of the run follows from it",
-    "run.steps=1": "run.steps: 1 is less than the 2 steps that are done",
-    "model.path=other": "model.path: cannot change in a resume: the checkpoints hold the weights",
-    "data.shuffle=false": "data.shuffle: cannot change in a resume: the run counts its position in the rows",
-    "learner.moments=bfloat16": "learner.moments: cannot change in a resume",
-    "kl.coef=0": "kl.coef: cannot become 0 in a resume: the checkpoints hold the reference",
-    "learner.learning_rat=1": "did you mean 'learning_rate'?",
-    "run.steps=many": "run.steps: ",
-}
+REFUSED = table("resume_with_changes", "refused")
 
 
 @pytest.mark.parametrize("word", REFUSED)

@@ -10,52 +10,14 @@ import torch
 import oncurve
 from fakes.demonstrations import chat_tokenizer
 from fakes.killed_runs import PLACES, compare, finish, killed_at, metrics_of
-from fakes.project import Said, lay_out
+from fakes.project import RECIPES, Said, lay_out
 from fakes.tables import table
 from oncurve import durable
 from oncurve.base.errors import ConfigError
 from oncurve.compat.trl import SFTConfig, SFTTrainer
 
 SFT, STEPS = 60, 4
-RECIPE = f"""
-[run]
-steps = {STEPS}
-threads = 1
-
-[model]
-path = "model"
-dtype = "float32"
-
-[data]
-path = "data.jsonl"
-eval_path = "held_out.jsonl"
-prompts_per_step = 2
-
-[sft]
-data = "demonstrations.jsonl"
-eval_data = "other_demonstrations.jsonl"
-steps = {SFT}
-learning_rate = 1e-2
-
-[rollout]
-group_size = 4
-max_new_tokens = 6
-
-[[rewards]]
-kind = "regex"
-pattern = "^ w9 w[0-9]+$"
-processes = 1
-
-[learner]
-learning_rate = 1e-3
-
-[eval]
-every = 20
-
-[checkpoint]
-every = 4
-keep = 100
-"""
+RECIPE = (RECIPES / "warm_start.toml").read_text(encoding="utf-8")
 UPDATE = PLACES["update"][:3]
 
 

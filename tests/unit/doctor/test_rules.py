@@ -44,7 +44,7 @@ SETTINGS = {
 @pytest.mark.parametrize(
     ("rule", "key", "sick", "changes"),
     [
-        *table("rules", "a_rule_holds_once_a_state_has_lasted"),
+        *table("doctor_rules", "a_rule_holds_once_a_state_has_lasted"),
         (
             *("prompts-always-right", "harder prompts"),
             *({"curriculum/always_right": 0.4}, {"curriculum/always_right": 0.39}),

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertForSequenceClassification, LlamaForSequenceClassification
 
 from fakes.classifiers import LONGEST, TRIMMING, byte_tokenizer, classifier, lay_down, lay_down_bert
+from fakes.tables import table
 from oncurve.base.errors import ModelError
 from oncurve.models import save
 from oncurve.models.classifiers.classifier import Classifier, OverlongError, log_odds
@@ -174,17 +175,7 @@ HEAD = "<|user|>2+2?<|end|>\n<|assistant|>"
 
 @pytest.mark.parametrize(
     ("completion", "ends", "written"),
-    [
-        ("1+3\n4", (4, 5), ["1+3", "1+3\n4"]),
-        ("\n 1+3\n4\n", (6, 8), ["1+3", "1+3\n4"]),
-        ("1+3\n\n4\n\n\n", (5, 9), ["1+3", "1+3\n\n4"]),
-        ("end", (3,), ["end"]),
-        ("|", (1,), ["|"]),
-        ("user", (4,), ["user"]),
-        ("2+2?", (4,), ["2+2?"]),
-        ("4\n4", (2, 3), ["4", "4\n4"]),
-        ("é\n✓", (2, 3), ["é", "é\n✓"]),
-    ],
+    table("classifier", "steps_are_found_in_what_the_template_made_of_them"),
 )
 def test_steps_are_found_in_what_the_template_made_of_them(
     tmp_path: Path, completion: str, ends: tuple[int, ...], written: list[str]
