@@ -223,22 +223,6 @@ def test_an_error_leaves_the_last_finished_step_in_a_checkpoint_and_never_what_i
     assert equals_whole(out)
 
 
-@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()], ids=["error", "interrupt"])
-def test_what_a_callback_raises_costs_no_step(project: Path, error: BaseException) -> None:
-    out = f"callback-{type(error).__name__}"
-
-    def on_step(result: StepResult) -> None:
-        if result.step == 1:
-            raise error
-
-    with pytest.raises(type(error)):
-        train(Path(out), on_step=on_step)
-    assert checkpoints(out) == ["step-000001"]
-    with oncurve.resume(out) as run:  # the run that failed has let go of its directory
-        assert len(run.metrics) == STEPS
-    assert equals_whole(out)
-
-
 def test_a_checkpoint_leaves_the_page_of_the_run_and_a_command_writes_it(command: Command) -> None:
     page, seen = Path("paged/report.html"), list[bool]()
     train(Path("paged"), settings={"checkpoint.every": 1}, on_step=lambda _: seen.append(page.is_file())).close()

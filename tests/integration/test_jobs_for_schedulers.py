@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fakes.started import start_process
-from fakes.waiting import until
+from fakes.waiting import gone, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SLURM = (EXAMPLES / "slurm.sh").read_text(encoding="utf-8")
@@ -113,13 +113,6 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path, ray=RAY_THAT_WAITS, oncurve=TRAIN_THAT_SAYS_ITS_WORDS)
-
-
-def gone(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def test_a_script_starts_ray_on_all_nodes_trains_and_ends_ray(bench: Bench) -> None:

@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fakes.started import start_process
+from fakes.waiting import errors_with
 from oncurve.base import output
 from oncurve.display import Screen, say
 
@@ -123,14 +124,8 @@ def test_a_screen_keeps_its_own_colours_and_makes_all_others_visible(monkeypatch
 
 
 def test_what_workers_print_is_passed_on_through_the_door(capfd: pytest.CaptureFixture[str]) -> None:
-    import time
-
     os.write(output.worker_stderr(), "\x1b[31mred é".encode())
-    said, deadline = "", time.monotonic() + 30
-    while "é" not in said and time.monotonic() < deadline:
-        time.sleep(0.01)
-        said += capfd.readouterr().err
-    assert said == "\\x1b[31mred é"
+    assert errors_with("é", capfd) == "\\x1b[31mred é"
 
 
 SOURCE = Path(__file__).parents[2] / "src" / "oncurve"

@@ -13,7 +13,7 @@ import pytest
 import oncurve
 from fakes.started import start_process
 from fakes.tables import table
-from fakes.waiting import until
+from fakes.waiting import gone, until
 from oncurve.processes import Minder, first_cause
 
 WITH_AN_ENGINE = ["sh", "-c", 'sleep 600 & echo $! > "$0/engine"; wait']
@@ -44,10 +44,6 @@ def test_its_folder_is_in_memory_where_that_has_room_for_twice_the_files(
             minder.close()
 
 
-def gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_worker_that_is_killed_leaves_nothing(stopped: bool) -> None:
     code = (
@@ -63,7 +59,7 @@ def test_a_worker_that_is_killed_leaves_nothing(stopped: bool) -> None:
     if stopped:
         engine.parent().suspend()
     os.killpg(worker.pid, signal.SIGKILL)
-    until(lambda: gone(engine))
+    until(lambda: gone(engine.pid))
     until(lambda: not folder.exists())
 
 
@@ -74,7 +70,7 @@ def test_a_signal_to_all_processes_of_a_job_leaves_the_minder_to_clear_up() -> N
         os.kill(minder._process.pid, number)
     assert minder.ending(0.5) == ""
     minder.close()
-    until(lambda: gone(engine))
+    until(lambda: gone(engine.pid))
     assert not minder.folder.exists()
 
 
@@ -83,7 +79,7 @@ def test_a_server_that_ends_takes_what_it_has_started_with_it_and_its_ending_is_
     engine = start_with_an_engine(minder)
     engine.parent().send_signal(signal.SIGKILL)
     assert minder.ending(20.0) == "the vLLM server ended (signal 9)"
-    until(lambda: gone(engine))
+    until(lambda: gone(engine.pid))
     assert not minder.folder.exists()
     minder.close()
 
