@@ -144,10 +144,7 @@ def test_the_plan_and_the_forecast_count_it(teacher: Path) -> None:
     assert any(line.endswith(f"the teacher: {teacher}") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    table("distillation", "settings_that_cannot_be"),
-)
+@pytest.mark.parametrize(("words", "error"), table("distillation", "settings_that_cannot_be"))
 def test_settings_that_cannot_be(words: list[str], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         load_config(None, settings(*words))

@@ -143,10 +143,7 @@ def test_no_recipe_and_no_machine_is_this_one() -> None:
     assert found["seconds_are"] == "limits by formula"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    table("plan", "bad_input_says_the_mend"),
-)
+@pytest.mark.parametrize(("words", "said"), table("plan", "bad_input_says_the_mend"))
 def test_bad_input_says_the_mend(words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with pytest.raises(UserError) as error:

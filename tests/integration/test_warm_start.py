@@ -152,10 +152,7 @@ def test_a_script_of_trls_quick_start_makes_the_same_updates(site: Path, tmp_pat
         SFTTrainer(str(site / "model"), args, rows, callbacks=[print])
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    table("warm_start", "bad_input_ends_before_anything_is_made"),
-)
+@pytest.mark.parametrize(("words", "says"), table("warm_start", "bad_input_ends_before_anything_is_made"))
 def test_bad_input_ends_before_anything_is_made(
     words: list[str], says: str, site: Path, command: Callable[..., Said], project: Path
 ) -> None:

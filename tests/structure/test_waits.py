@@ -111,17 +111,11 @@ def test_no_wait_is_without_a_limit() -> None:
     assert [key for key in WITHOUT_LIMIT if key not in found] == []
 
 
-@pytest.mark.parametrize(
-    "planted",
-    table("waits", "a_planted_wait_is_found"),
-)
+@pytest.mark.parametrize("planted", table("waits", "a_planted_wait_is_found"))
 def test_a_planted_wait_is_found(planted: str) -> None:
     assert len(list(limitless(planted))) >= 1
 
 
-@pytest.mark.parametrize(
-    "sound",
-    table("waits", "a_wait_with_a_limit_passes"),
-)
+@pytest.mark.parametrize("sound", table("waits", "a_wait_with_a_limit_passes"))
 def test_a_wait_with_a_limit_passes(sound: str) -> None:
     assert list(limitless(sound)) == []

@@ -38,10 +38,7 @@ def test_a_word_alone_is_answered_with_its_setting(word: str) -> None:
     assert all(key in said for key in known_words()[word].keys or (known_words()[word].note,))
 
 
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    table("hints", "it_may_stand_behind_any_sections"),
-)
+@pytest.mark.parametrize(("written", "meant"), table("hints", "it_may_stand_behind_any_sections"))
 def test_it_may_stand_behind_any_sections(written: str, meant: str) -> None:
     kind = ("reward_model.kind=outcome",) if written.startswith("reward_model") else ()
     kind = ("critic.kind=own",) if written == "critic.lr" else kind

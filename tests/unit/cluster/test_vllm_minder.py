@@ -101,9 +101,6 @@ def test_how_a_server_ended_and_what_it_said(command: list[str], words: str) -> 
         minder.close()
 
 
-@pytest.mark.parametrize(
-    ("log", "cause"),
-    table("vllm_minder", "the_first_error_of_a_log_is_its_cause"),
-)
+@pytest.mark.parametrize(("log", "cause"), table("vllm_minder", "the_first_error_of_a_log_is_its_cause"))
 def test_the_first_error_of_a_log_is_its_cause(log: str, cause: str) -> None:
     assert first_cause(log) == cause

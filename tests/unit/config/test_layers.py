@@ -112,10 +112,7 @@ def test_of_several_extended_files_the_later_win_and_each_counts_once(tmp_path: 
         assert from_overrides(words, tmp_path)[1] == ["rlox", "dr_grpo"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    table("layers", "a_recipe_that_cannot_be_read_is_said"),
-)
+@pytest.mark.parametrize(("name", "content", "said"), table("layers", "a_recipe_that_cannot_be_read_is_said"))
 def test_a_recipe_that_cannot_be_read_is_said(tmp_path: Path, name: str, content: str, said: str):
     (tmp_path / name).write_text(content)
     assert said in complaint(tmp_path / name)

@@ -135,10 +135,7 @@ def test_a_kind_from_a_file_beside_the_recipe_is_built_checked_and_written(tmp_p
     )
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    table("loading", "what_is_wrong_is_said_with_its_place"),
-)
+@pytest.mark.parametrize(("override", "said"), table("loading", "what_is_wrong_is_said_with_its_place"))
 def test_what_is_wrong_is_said_with_its_place(override: str, said: str):
     assert said in complaint(override)
 

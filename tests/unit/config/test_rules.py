@@ -21,26 +21,17 @@ def complaint(*overrides: str, recipe: str | Path | None = None) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    table("rules", "impossible_combinations_are_refused_with_the_reason"),
-)
+@pytest.mark.parametrize(("overrides", "said"), table("rules", "impossible_combinations_are_refused_with_the_reason"))
 def test_impossible_combinations_are_refused_with_the_reason(overrides: list[str], said: str):
     assert complaint(*overrides).startswith(said)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    table("rules", "combinations_that_are_possible_load"),
-)
+@pytest.mark.parametrize("overrides", table("rules", "combinations_that_are_possible_load"))
 def test_combinations_that_are_possible_load(overrides: list[str]):
     load_config(None, overrides)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    table("rules", "a_key_made_meaningless_in_the_same_layer_is_refused"),
-)
+@pytest.mark.parametrize(("overrides", "key"), table("rules", "a_key_made_meaningless_in_the_same_layer_is_refused"))
 def test_a_key_made_meaningless_in_the_same_layer_is_refused(overrides: list[str], key: str):
     assert f"{key}: set to no effect: " in complaint(*overrides)
     assert "(the command line)" in complaint(*overrides)

@@ -148,10 +148,7 @@ def test_the_splits_of_a_folder_are_chosen_by_name(tmp_path: Path):
     assert "is one file, which has no splits" in complaint(path=file, split="train")
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    table("files", "settings_that_make_no_sense_are_refused"),
-)
+@pytest.mark.parametrize(("settings", "said"), table("files", "settings_that_make_no_sense_are_refused"))
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str):
     with pytest.raises(ConfigError) as caught:
         load_config(None, settings={"data": settings})

@@ -174,8 +174,7 @@ HEAD = "<|user|>2+2?<|end|>\n<|assistant|>"
 
 
 @pytest.mark.parametrize(
-    ("completion", "ends", "written"),
-    table("classifier", "steps_are_found_in_what_the_template_made_of_them"),
+    ("completion", "ends", "written"), table("classifier", "steps_are_found_in_what_the_template_made_of_them")
 )
 def test_steps_are_found_in_what_the_template_made_of_them(
     tmp_path: Path, completion: str, ends: tuple[int, ...], written: list[str]

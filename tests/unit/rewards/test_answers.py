@@ -64,10 +64,7 @@ def test_without_a_mark_the_last_number_counts_only_when_asked() -> None:
     assert value_in("#### 42", unmarked=False) == 42
 
 
-@pytest.mark.parametrize(
-    "text",
-    table("answers", "a_text_that_states_no_single_number_has_none"),
-)
+@pytest.mark.parametrize("text", table("answers", "a_text_that_states_no_single_number_has_none"))
 def test_a_text_that_states_no_single_number_has_none(text: str) -> None:
     for number in ("5", "6", "-6"):
         assert Numeric()(f"The answer is {text}.", number) == Numeric()(f"#### {text}", number) == 0.0
@@ -75,10 +72,7 @@ def test_a_text_that_states_no_single_number_has_none(text: str) -> None:
     assert Numeric()("#### 5", text) is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    table("answers", "a_text_that_states_one_number_has_it"),
-)
+@pytest.mark.parametrize("text", table("answers", "a_text_that_states_one_number_has_it"))
 def test_a_text_that_states_one_number_has_it(text: str) -> None:
     assert Numeric()(f"The answer is {text}.", "5") == Numeric()(f"#### {text}", "5") == 1.0
 

@@ -129,10 +129,7 @@ def test_the_runs_own_model_scores_where_no_path_is_given(
     assert [part["other"] for part in parts] == rewards_of(foreign) != rewards_of(own)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    table("model_rewards", "what_cannot_be_is_refused_with_the_mend"),
-)
+@pytest.mark.parametrize(("settings", "message"), table("model_rewards", "what_cannot_be_is_refused_with_the_mend"))
 def test_what_cannot_be_is_refused_with_the_mend(
     folders: dict[str, Path], settings: dict[str, Any], message: str
 ) -> None:

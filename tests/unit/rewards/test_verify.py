@@ -132,10 +132,7 @@ def test_the_letter_is_found_where_an_answer_is_marked_or_mentioned_last(complet
     assert Choice()(completion, "B") == right
 
 
-@pytest.mark.parametrize(
-    ("completion", "right"),
-    table("verify", "with_options_a_text_stands_for_its_letter"),
-)
+@pytest.mark.parametrize(("completion", "right"), table("verify", "with_options_a_text_stands_for_its_letter"))
 def test_with_options_a_text_stands_for_its_letter(completion: str, right: float) -> None:
     assert Choice(options="choices")(completion, "B", CITIES) == right
 
@@ -192,10 +189,7 @@ def test_a_pattern_of_ones_own_runs_in_a_worker() -> None:
     assert rewards_of(scored) == [1.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    table("verify", "settings_that_cannot_be_are_refused_with_their_key"),
-)
+@pytest.mark.parametrize(("words", "said"), table("verify", "settings_that_cannot_be_are_refused_with_their_key"))
 def test_settings_that_cannot_be_are_refused_with_their_key(words: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(None, ["rollout.max_new_tokens=100", f"rewards=[{{{words}}}]"])

@@ -11,8 +11,7 @@ RECIPE = "rewards=[{kind='task'}]"
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
-    table("changes", "another_kind_is_said_without_the_keys_that_come_and_go_with_it"),
+    ("before", "now", "said"), table("changes", "another_kind_is_said_without_the_keys_that_come_and_go_with_it")
 )
 def test_another_kind_is_said_without_the_keys_that_come_and_go_with_it(
     before: list[str], now: list[str], said: list[str]
