@@ -102,20 +102,12 @@ def test_what_a_command_does_not_take_shows_its_usage(unchanged: Command, words:
     assert (said.code, "Error: " in said.err, "Usage" in said.err, "Traceback" in said.err) == (2, True, True, False)
 
 
-ROWS = {
-    "prompt,answer\nw3,w4\n": "data.jsonl line 1, column 1: not JSON",
-    '[\n{"prompt":"w3"}\n{"prompt":"w4"}]\n': "line 3, column 1: not JSON",
-    '{"prompt": "w3"}{"prompt":"w4"}\n': "line 1, column 17: not JSON",
-    '{"prompt": [{"role":"user","content":"w3"}]}': "has no chat template",
-    "PAR1\0\0": "data.jsonl",
+ROWS = table("mistakes", "rows") | {
     '{"prompt": "w3"}\n' * 40 + '{"promt": "w3"}\n': "line 41: column 'prompt' is missing",
-    '{"prompt":[-1,3]}': "data.jsonl line 1: column 'prompt' holds a negative token id",
-    '{"prompt":[3]}\n{"prompt":[99999]}': "data.jsonl line 2: the prompt holds the token id 99999",
     '{"prompt":[1' + "0" * 30 + "]}": "line 1: the prompt holds the token id",
     '{"prompt":"w3","answer":' + "[" * 400 + "]" * 400 + "}": "line 1: column 'answer' is nested too deeply",
     '{"prompt":"w3","answer":' + "[" * 90_000 + "]" * 90_000 + "}": "nested too deeply",
     '{"prompt":"w3","answer":' + "9" * 6000 + "}": "data.jsonl line 1: ",
-    '{"prompt":"w3","answer":"\\ud800"}': "line 1: column 'answer' holds half a character",
 }
 
 

@@ -90,18 +90,7 @@ def test_code_is_located_in_a_file_beside_the_recipe(tmp_path: Path):
     assert locate("mine.py:reward", tmp_path)("x") == 1.0
 
 
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("nowhere.py:f", "there is no file"),
-        ("no_such_module:f", "there is no module 'no_such_module'"),
-        ("json:dunps", "json has no 'dunps'; did you mean 'dumps'?"),
-        ("json", "is not a path to code"),
-        ("broken.py:f", r"broken.py failed: line 1"),
-        ("raises.py:f", r"raises.py failed: ZeroDivisionError: division by zero \(raises.py line 2\)"),
-        ("lacks.py:f", r"lacks.py failed: ModuleNotFoundError: No module named 'nonesuch'"),
-    ],
-)
+@pytest.mark.parametrize(("path", "said"), table("spec", "what_cannot_be_located_is_said"))
 def test_what_cannot_be_located_is_said(path: str, said: str, tmp_path: Path):
     (tmp_path / "broken.py").write_text("def (:")
     (tmp_path / "raises.py").write_text("x = 1\n1 / 0\n")

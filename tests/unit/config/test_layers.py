@@ -25,19 +25,8 @@ def complaint(recipe: Path | str, extends: str | None = None) -> str:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-6", 1e-6),
-        ("5", 5),
-        ("true", True),
-        ("[1, 2]", [1, 2]),
-        ('"5"', "5"),
+        *table("layers", "a_value_on_the_command_line_is_toml_or_else_a_string"),
         ("null", None),
-        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
-        ("{question} = ?", "{question} = ?"),
-        ("2026-08-01", "2026-08-01"),
-        ("", ""),
-        ("a\n[b]", "a\n[b]"),
-        ("1\nother = 2", "1\nother = 2"),
-        ("none", "none"),
     ],
 )
 def test_a_value_on_the_command_line_is_toml_or_else_a_string(text: str, value: Any):

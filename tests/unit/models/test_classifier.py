@@ -118,18 +118,7 @@ def written_at(model: Classifier, prompt: Any, completion: Any, ends: tuple[int,
     return [model.tokenizer.decode([encoded.ids[end]]) for end in encoded.ends]
 
 
-@pytest.mark.parametrize(
-    ("completion", "ends", "tokens"),
-    [
-        ("1+2\n3", (4, 5), "23"),
-        ("1+2\n3", (3, 5), "23"),
-        ("1+2\n\n \n3\n\n", (7, 10), "23"),
-        ("  1+2 \n 3 ", (6, 10), "23"),
-        ("1", (1,), "1"),
-        ("1 beads now\n2", (12, 13), [" now", "2"]),
-        ("Mia has 7", (3, 7, 9), ["Mia", " has ", "7"]),
-    ],
-)
+@pytest.mark.parametrize(("completion", "ends", "tokens"), table("classifier", "the_token_of_a_step"))
 def test_a_step_is_scored_at_the_token_of_its_last_visible_character(
     process: Classifier, completion: str, ends: tuple[int, ...], tokens: Any
 ) -> None:

@@ -100,32 +100,8 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 MARKERS = ["#### ", "####", "A: ", "Answer: ", "**Answer:** ", "Final Answer: ", "ANSWER: ", "answer = ", "Answer:\n"]
 SAID = ["The answer is ", "So the final answer is: ", "The correct answer is "]
-WORDS = [
-    "",
-    "about ",
-    "The answer is ",
-    "The final answer is therefore ",
-    "She has ",
-    "a total of ",
-    "it is exactly ",
-    "approximately ",
-    "Tom's share is ",
-    "x = ",
-    "the sum, so ",
-]
-UNITS = [
-    "",
-    " apples",
-    " dollars left",
-    " km",
-    " cm^2",
-    " m/s",
-    " percent of it",
-    " in all",
-    "%",
-    " degrees",
-    " kg each",
-]
+WORDS = table("answers", "words")
+UNITS = table("answers", "units")
 ENDS = ["", ".", "!", " .", "\n", ".\n\n", "**"]
 
 

@@ -93,41 +93,7 @@ def test_math_that_takes_for_ever_is_a_timeout_and_the_next_is_answered(monkeypa
 CITIES = ["Rome", "Paris", "A city", "Oslo"]
 
 
-@pytest.mark.parametrize(
-    ("completion", "right"),
-    [
-        ("The answer is (B).", 1.0),
-        ("The answer is B because (A) is in Italy.", 1.0),
-        ("The answer is **B**.", 1.0),
-        ("Answer: B", 1.0),
-        ("Answer: B) Paris", 1.0),
-        ("ANSWER: (b)", 1.0),
-        ("**Answer:** option B", 1.0),
-        ("Answer:\n(B)", 1.0),
-        (r"So \boxed{B}.", 1.0),
-        (r"\boxed{\text{B}}", 1.0),
-        (r"\boxed{(B)}", 1.0),
-        ("#### B", 1.0),
-        ("B", 1.0),
-        (" (B)\n", 1.0),
-        ("B. Paris", 1.0),
-        ("Answer: A\nNo. Answer: B", 1.0),
-        ("(A) is in Italy, so I choose (B)", 1.0),
-        ("It cannot be option A. It is option B.", 1.0),
-        ("The correct option is **B**.", 1.0),
-        ("", 0.0),
-        ("A", 0.0),
-        ("Bravo", 0.0),
-        ("Answer: A or B", 0.0),
-        ("Answer: B or C", 0.0),
-        ("Answer: (B) and (C)", 0.0),
-        ("Answer: a boat", 0.0),
-        ("Answer: B's", 0.0),
-        ("Be (B) or not (A)", 0.0),
-        (r"\boxed{A} \boxed{B", 0.0),
-        ("I think so", 0.0),
-    ],
-)
+@pytest.mark.parametrize(("completion", "right"), table("verify", "the_letter_is_found"))
 def test_the_letter_is_found_where_an_answer_is_marked_or_mentioned_last(completion: str, right: float) -> None:
     assert Choice()(completion, "B") == right
 

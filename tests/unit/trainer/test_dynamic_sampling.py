@@ -13,6 +13,7 @@ import torch
 
 from fakes.learning import finished, gradient, make_learner
 from fakes.loops import PROMPTS, make_loop, resumed
+from fakes.tables import table
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve import durable
 from oncurve.base.errors import TrainingError
@@ -47,23 +48,7 @@ def group(*outcomes: str) -> Group:
     return Group(Prompt(0, "", (1,)), tuple(completions), tuple(scores))
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "kept"),
-    [
-        (("right", "wrong", "wrong"), True),
-        (("right", "right", "right"), False),  # though their rewards differ
-        (("wrong", "wrong", "wrong"), False),
-        (("right", "wrong invalid", "right"), False),
-        (("right invalid", "wrong", "right"), True),
-        (("right cut", "wrong"), True),
-        (("right cut", "wrong read"), True),
-        (("right read", "wrong read"), False),
-        (("right", "other", "right"), False),
-        (("right", "other", "wrong"), True),
-        (("other", "other"), True),  # by their rewards, which differ
-        (("other",), False),
-    ],
-)
+@pytest.mark.parametrize(("outcomes", "kept"), table("dynamic_sampling", "groups_are_kept"))
 def test_groups_with_right_and_wrong_completions_are_kept(outcomes: tuple[str, ...], kept: bool) -> None:
     assert DynamicSampling(10, right).keeps(group(*outcomes)) == kept
 
