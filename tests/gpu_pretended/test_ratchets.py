@@ -1,8 +1,8 @@
 """What oncurve asks of a GPU, in numbers that may only fall.
 
-`tests/tables/ratchets.toml` is the table. A change that makes a number larger fails; so does one that makes it smaller, and the smaller
-one is to be written down here. Kernels are counted on Qwen2's structure with thin layers, because their number does not
-depend on widths; a layer's are the difference of two depths.
+`tests/tables/ratchets.toml` is the table. A change that makes a number larger fails; so does one that makes it
+smaller, and the smaller one is to be written down there. Kernels are counted on Qwen2's structure with thin layers,
+because their number does not depend on widths; a layer's are the difference of two depths.
 """
 
 import gc

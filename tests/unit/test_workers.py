@@ -375,8 +375,8 @@ def test_the_script_of_the_user_is_not_run_again(tmp_path: Path) -> None:
 
 def test_the_deadline_is_for_an_item_not_for_the_run(tmp_path: Path) -> None:
     (tmp_path / "naps.py").write_text("import time\ndef make():\n    return lambda s: time.sleep(s)\n")
-    with WorkerPool(f"{tmp_path}/naps.py:make", {}, timeout_seconds=1.0) as pool:
-        assert [reply.fault for reply in pool.run([0.12] * 10)] == [None] * 10
+    with WorkerPool(f"{tmp_path}/naps.py:make", {}, timeout_seconds=3.0) as pool:
+        assert [reply.fault for reply in pool.run([0.3] * 12)] == [None] * 12
 
 
 def test_a_worker_that_others_kill_while_it_loads_is_started_once_more(tmp_path: Path) -> None:

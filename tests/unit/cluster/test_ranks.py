@@ -21,12 +21,14 @@ SCORED = frozenset({"old", "reference", "entropy"})
 
 
 @contextmanager
-def ranks(orders: Path, count: int, dtype: torch.dtype = torch.float32, **settings: Any) -> Iterator[FleetLearner]:
+def ranks(
+    orders: Path, count: int, dtype: torch.dtype = torch.float32, silence: float = 60.0, **settings: Any
+) -> Iterator[FleetLearner]:
     """A learner with these `settings` of `count` ranks that obey `orders`."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     make = partial(make_deadly, orders, os.getpid(), dtype, learning_rate=0.01, **settings)
-    learner = HostCluster(learner_ranks=count, silence_seconds=3.0, wait_seconds=60.0).learner(make)
+    learner = HostCluster(learner_ranks=count, silence_seconds=silence, wait_seconds=600.0).learner(make)
     assert isinstance(learner, FleetLearner)
     try:
         yield learner
@@ -53,7 +55,8 @@ def trained(
 ) -> tuple[State, list[dict[str, float]]]:
     """The state and the metrics after so many updates, with scores and moves of the reference between them."""
     found = []
-    with ranks(orders, count, dtype) as learner:
+    stopped = any(number == "SIGSTOP" for each in (deaths or {}).values() for _, number in each)
+    with ranks(orders, count, dtype, 3.0 if stopped else 60.0) as learner:
         for step in range(updates):
             for place, number in (deaths or {}).get(step, ()):
                 order(orders, place, number)

@@ -32,7 +32,7 @@ PROMPTS = [Prompt(number % 9, "", (number % VOCABULARY, 3, 1 + number % 4)) for 
 def workers(orders: Path, count: int, **settings: Any) -> Iterator[FleetEngine]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    settings = {"shard_groups": 2, "silence_seconds": 3.0, "wait_seconds": 60.0, **settings}
+    settings = {"shard_groups": 2, "silence_seconds": 60.0, "wait_seconds": 600.0, **settings}
     build = partial(DeadlyEngine, orders, os.getpid(), SAMPLING, 5)
     engine = HostCluster(rollout_workers=count, **settings).rollout_engine(build(), build, SAMPLING)
     assert isinstance(engine, FleetEngine)
@@ -107,7 +107,8 @@ def test_a_worker_that_is_lost_while_it_copies_the_weights_is_replaced(
 ) -> None:
     monkeypatch.setattr("oncurve.cluster.making.Worker", InterruptedWorker)
     right, _ = rollouts(orders, 0, 3)
-    found, measured = rollouts(orders, 2, 3, lambda step: order(orders, f"copying-{action}") if step == 1 else None)
+    copying = lambda step: order(orders, f"copying-{action}") if step == 1 else None  # noqa: E731
+    found, measured = rollouts(orders, 2, 3, copying, silence_seconds=3.0 if action == "SIGSTOP" else 60.0)
     assert found == right
     assert measured[1]["cluster/workers_restarted"] == 1
     assert measured[1]["cluster/shards_redone"] == 1
@@ -234,9 +235,8 @@ def test_a_worker_that_is_stopped_or_never_ends_is_replaced(
     orders: Path, action: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     right, _ = rollouts(orders, 0, 3)
-    found, measured = rollouts(
-        orders, 2, 3, lambda step: order(orders, action) if step == 1 else None, wait_seconds=20.0
-    )
+    limits = {"silence_seconds": 3.0} if action == "SIGSTOP" else {"wait_seconds": 20.0}
+    found, measured = rollouts(orders, 2, 3, lambda step: order(orders, action) if step == 1 else None, **limits)
     assert found == right
     assert measured[1]["cluster/shards_redone"] == 1
     told = capfd.readouterr().err

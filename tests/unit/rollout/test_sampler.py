@@ -199,9 +199,6 @@ def test_half_precision_logits_are_widened_first(vocabulary, temperature):
     assert torch.equal(ids, sample(logits.float(), u, temperature)[0])
 
 
-HALF = "\ufffd"
-
-
 def test_rows_are_searched_apart_and_finished_ones_are_no_longer_asked_for():
     search = StopSearch(StopTable(ByteTokenizer(), ("ab",)), [(), (), ()])
     tokens = torch.tensor([list(b"axa"), list(b"bab"), list(b"bbb")])
