@@ -111,6 +111,12 @@ def test_no_wait_is_without_a_limit() -> None:
     assert [key for key in WITHOUT_LIMIT if key not in found] == []
 
 
+def test_what_starts_a_process_in_a_test_ends_it_with_the_test() -> None:
+    tests, inside = SOURCE.parents[1] / "tests", {"test_view.py", "test_workers.py", "episodes.py", "toy_cluster.py"}
+    found = {path.name for path in tests.rglob("*.py") if "subprocess.Popen" + "(" in path.read_text(encoding="utf-8")}
+    assert found - inside == {"started.py"}
+
+
 @pytest.mark.parametrize("planted", table("waits", "a_planted_wait_is_found"))
 def test_a_planted_wait_is_found(planted: str) -> None:
     assert len(list(limitless(planted))) >= 1
