@@ -29,7 +29,7 @@ def build(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build
     made: list[RewardSet] = []
 
     def build(**settings: Any) -> RewardSet:
-        made.append(RewardSet.build([judged(server.url, **settings)]))
+        made.append(RewardSet.build([scorer_at(server.url, **settings)]))
         return made[-1]
 
     yield build
@@ -37,7 +37,7 @@ def build(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build
         rewards.close()
 
 
-def judged(url: str, **settings: Any) -> dict[str, Any]:
+def scorer_at(url: str, **settings: Any) -> dict[str, Any]:
     form = {} if "pattern" in settings else {"field": "score"}
     return {"kind": "model_judge", "url": url, "model": "m", "template": "{{ completion }}", **form, **settings}
 
@@ -68,7 +68,7 @@ READ = table("model_judge", "read") | {
 
 @pytest.mark.parametrize("text", READ, ids=lambda text: text[:20])
 def test_a_json_answer_is_read_strictly(text: str) -> None:
-    reply = ModelJudge.model_validate({k: v for k, v in judged("http://x").items() if k != "kind"}).read(text)
+    reply = ModelJudge.model_validate({k: v for k, v in scorer_at("http://x").items() if k != "kind"}).read(text)
     expected = READ[text]
     assert reply.value == (expected if isinstance(expected, float) else None)
     assert (reply.fault, str(expected) in reply.message) == (None, False) if reply.value is not None else ("type", True)
@@ -212,6 +212,6 @@ def test_the_key_is_sent_and_stands_nowhere(
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        RewardSet.build([judged("http://localhost:1/v1") | settings])
+        RewardSet.build([scorer_at("http://localhost:1/v1") | settings])
     assert said in str(caught.value)
     assert "secret" not in str(caught.value)
