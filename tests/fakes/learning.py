@@ -10,13 +10,17 @@ from torch import Tensor
 from fakes.tiny_policy import tiny_model
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
+from oncurve.kl import KL_KINDS
 from oncurve.learner import Learner, LearnerConfig, LocalLearner
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, PolicyAndKL, Regularizer
 from oncurve.types import Group, TrainBatch
+from oracles.plain_grpo import PlainGroup
 
 OBJECTIVES = tuple(OBJECTIVE_KINDS)
 AGGREGATIONS = tuple(AGGREGATION_KINDS)
 MAX_LENGTH = 6
+PAIRS = [(one, kl) for one in OBJECTIVES for kl in KL_KINDS if one == "clipped" or kl == "k3"]
+"""Objective and KL term are added: what holds for each with one of the other holds for all."""
 
 
 def make_learner(
@@ -78,6 +82,21 @@ def carried_over(given: Any, taken: Any, folder: Path) -> Any:
     record = json.loads(json.dumps(given.save(checkpoint)))
     taken.load(checkpoint, record)
     return record
+
+
+def plain_groups(groups: list[Group]) -> list[PlainGroup]:
+    """The groups as the oracle takes them."""
+    return [
+        PlainGroup(
+            list(group.prompt.ids),
+            [list(c.ids) for c in group.completions],
+            [score.reward if score.valid else None for score in group.scores],
+            [list(c.logprobs) for c in group.completions],
+            [list(c.trained or (True,) * len(c.ids)) for c in group.completions],
+            sampler_logprobs=[list(c.logprobs) for c in group.completions],
+        )
+        for group in groups
+    ]
 
 
 def weigher(aggregation: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fakes.project import lay_out
+from fakes.waiting import until
 
 jupyter_client = pytest.importorskip("jupyter_client", reason="needs the dev extra's ipykernel")
 PATIENCE_SECONDS = 240
@@ -95,18 +96,11 @@ def notebook(folder: Path) -> Iterator[Notebook]:
     made.manager.shutdown_kernel(now=True)
 
 
-def until(path: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert path.exists()
-
-
 @pytest.mark.slow
 def test_one_interrupt_ends_the_run_and_another_cell_goes_on_with_it(notebook: Notebook, folder: Path) -> None:
     step = 'lambda result: (open("stepped", "w").close(), time.sleep(3))'
     cell = notebook.begin(TRAIN.format(out="one", step=step))
-    until(folder / "stepped")
+    until((folder / "stepped").exists)
     notebook.manager.interrupt_kernel()
     said, raised = notebook.end(cell)
     assert (raised, "stopped by SIGINT" in said) == ("", True)
@@ -120,7 +114,7 @@ def test_one_interrupt_ends_the_run_and_another_cell_goes_on_with_it(notebook: N
 def test_a_second_interrupt_is_a_keyboard_interrupt_and_the_kernel_lives(notebook: Notebook, folder: Path) -> None:
     (folder / "slow").touch()
     cell = notebook.begin(TRAIN.format(out="two", step=None))
-    until(folder / "sleeping")
+    until((folder / "sleeping").exists)
     notebook.manager.interrupt_kernel()
     time.sleep(1)
     notebook.manager.interrupt_kernel()
