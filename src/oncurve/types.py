@@ -264,7 +264,7 @@ class TrainBatch:
     rollout_logprobs, old_logprobs, ref_logprobs, teacher_logprobs, values, advantages, returns, token_weights
                    (B, T)           or absent
     entropy_coef   (B,)             α of the entropy bonus, where it is adapted to a target
-    apart_weights  (B, T)           of the KL term and the bonus, where `kl.aggregation` or `entropy.aggregation` is given
+    apart_weights  (B, T)           of KL term and bonus, where `kl.aggregation` or `entropy.aggregation` is given
     policy_weights (B, T)           what the objective's loss is multiplied by; absent: 1
     entropy        (B, T)           of the old policy's next-token distribution, where a filter reads it
     bootstrap_values  (B,)          V after the last token

@@ -67,8 +67,8 @@ class GRPOTrainer(RunTrainer):
         self.train_dataset = train_dataset
         if args.importance_sampling_level == "sequence" and args.loss_type in ("bnpo", "dr_grpo", "dapo"):
             log.warning(
-                "importance_sampling_level='sequence' with loss_type=%r weights each sequence by its completion length; "
-                "loss_type='grpo' does not",
+                "importance_sampling_level='sequence' with loss_type=%r weights each sequence by its completion "
+                "length; loss_type='grpo' does not",
                 args.loss_type,
             )
         translation = translated(given, args, lambda: self.state, self.reward_processing_classes)

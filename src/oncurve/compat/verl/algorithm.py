@@ -30,6 +30,8 @@ def of_discounted(value: Any, values: Values) -> Any:
 
 
 def scale(scaled: bool, values: Values) -> str | None:
+    if advantage(values) == "gdpo" and not scaled:
+        raise ConfigError("gdpo divides each reward by its standard deviation; leave it out, or set it to True")
     return ("group" if scaled else "none") if advantage(values) in ("grpo", "passk") else None
 
 
@@ -207,5 +209,3 @@ def loss_scale_factor(length: float | None, values: Values) -> int | None:
     if not math.isfinite(length) or length != int(length):
         raise ConfigError(f"expected a whole number of tokens, got {shown(length)}")
     return int(length)
-
-

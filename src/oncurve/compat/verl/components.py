@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxtyping import Float
 from torch import Tensor
 
 from oncurve.advantages import OutcomeAdvantage, group_advantages
@@ -16,7 +15,7 @@ from oncurve.types import TrainBatch
 class Gpg(OutcomeAdvantage):
     """GPG (arXiv:2504.02546): `α (r_i - mean r)`, α the batch's completions over those whose reward is not 0."""
 
-    def per_completion(self, batch: TrainBatch) -> Float[Tensor, "B"]:
+    def per_completion(self, batch: TrainBatch) -> Tensor:
         """Return the advantages `(B,)` float64."""
         centred = group_advantages(batch.rewards, batch.valid, batch.group_ids, "none")
         rewarded = (batch.valid & (batch.rewards != 0)).sum().clamp(min=1)

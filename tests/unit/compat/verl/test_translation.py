@@ -221,6 +221,7 @@ def test_gdpo_has_a_reward_for_each_part_of_the_score(tmp_path: Path) -> None:
     assert [(reward.name, reward.weight) for reward in config.rewards] == [("a", 1.0), ("b", 0.5)]
     for reward, right in zip(config.rewards, (2, 7.0), strict=True):
         assert part_of_score("gsm8k", "no", "7", **reward.kwargs) == right
+    assert "gdpo divides each reward" in refusal(*words, "algorithm.norm_adv_by_std_in_grpo=False")
     assert "gdpo needs a function" in refusal(*[word for word in words if "path=/" not in word])
 
 
