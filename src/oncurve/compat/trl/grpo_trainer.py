@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class GRPOTrainer(RunTrainer):
-    """TRL's `GRPOTrainer`, with its arguments; `docs/coming-from.md` says what becomes of each.
+    """TRL's `GRPOTrainer`, with its arguments; the page "Coming from another tool" says what becomes of each.
 
     model               a folder or hub id, or a module, which is trained in place; of a PeftModel its new adapter
     reward_funcs        a function of TRL's signature, a reward model's folder or hub id, or a list of them

@@ -64,9 +64,13 @@ def group_logs(groups: Sequence[Group]) -> LogLine:
 
 
 def eval_loss(groups: Sequence[Group], run: Run) -> dict[str, float]:
-    """Return the loss of an evaluation's completions at a ratio of 1; nothing where it has a KL term or a bonus."""
+    """Return the loss of an evaluation's completions at a ratio of 1.
+
+    Nothing where it has a KL term or a bonus, or a group is of one completion, which has no advantage.
+    """
     config = run.config
-    if config.kl.loss_coef or config.regularizer.rewards_entropy:
+    alone = any(len(group.completions) < 2 for group in groups)
+    if alone or config.kl.loss_coef or config.regularizer.rewards_entropy:
         return {}
     batch = collate(groups)
     batch = batch.having(old_logprobs=batch.rollout_logprobs)
