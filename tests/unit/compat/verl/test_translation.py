@@ -11,9 +11,11 @@ import yaml
 from pyarrow import parquet
 
 from fakes.mutations import accounted, mutations
+from fakes.tiny_policy import random_groups
 from fakes.verl_commands import COMMANDS
 from oncurve.advantages import GDPOAdvantage
 from oncurve.base.errors import ConfigError
+from oncurve.batching import collate
 from oncurve.compat import Translation, config_of, recipe_of
 from oncurve.compat.dialect import Said
 from oncurve.compat.verl import ABOUT, DIALECT, read
@@ -223,6 +225,14 @@ def test_gdpo_has_a_reward_for_each_part_of_the_score(tmp_path: Path) -> None:
         assert part_of_score("gsm8k", "no", "7", **reward.kwargs) == right
     assert "gdpo divides each reward" in refusal(*words, "algorithm.norm_adv_by_std_in_grpo=False")
     assert "gdpo needs a function" in refusal(*[word for word in words if "path=/" not in word])
+
+
+def test_gpg_scales_by_the_share_of_completions_with_a_reward() -> None:
+    config, _ = config_of(
+        translated("algorithm.adv_estimator=gpg", f"{R}.n=4", f"{A}.policy_loss.loss_mode=gpg", *SOME)
+    )
+    batch = collate(random_groups(count=1, rewards=[[1.0, 0.0, 0.0, 2.0]]))
+    assert config.advantage(batch)[:, 0].tolist() == [0.5, -1.5, -1.5, 2.5]  # 4 / 2 times r - 0.75
 
 
 def test_the_sum_of_completions_has_its_length() -> None:
