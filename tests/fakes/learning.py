@@ -12,7 +12,7 @@ from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.kl import KL_KINDS
 from oncurve.learner import Learner, LearnerConfig, LocalLearner
-from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, PolicyAndKL, Regularizer
+from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, PolicyAndApart, Regularizer
 from oncurve.types import Group, TrainBatch
 from oracles.plain_grpo import PlainGroup
 
@@ -33,13 +33,14 @@ def make_learner(
     temperature: float = 0.7,
     total_updates: int = 10,
     tied: bool = False,
+    kl_aggregation: str | None = None,
     **settings: object,
 ) -> LocalLearner:
     """A learner of a tiny policy (seed 0), whose reference is another one (seed 1) where there is a KL term."""
     return LearnerConfig(**settings).build(
         tiny_model(dtype, seed=0, tied=tied),
         OBJECTIVE_KINDS[objective](),
-        Regularizer(KLPenalty(estimator=estimator, coef=kl_coef), entropy_coef),
+        Regularizer(KLPenalty(estimator=estimator, coef=kl_coef, aggregation=kl_aggregation), entropy_coef),
         temperature=temperature,
         total_updates=total_updates,
         reference=tiny_model(dtype, seed=1, tied=tied) if kl_coef else None,
@@ -61,7 +62,7 @@ def finished(
     batch = batch.with_advantages(GroupAdvantage()(batch))
     policy = weigher(aggregation)
     return batch.with_weights(
-        (policy if kl_aggregation is None else PolicyAndKL(policy, weigher(kl_aggregation)))(batch)
+        (policy if kl_aggregation is None else PolicyAndApart(policy, weigher(kl_aggregation)))(batch)
     )
 
 

@@ -19,7 +19,7 @@ from fakes.tiny_policy import VOCABULARY, random_groups, tiny_model
 from oncurve.advantages import GAEAdvantage, GroupAdvantage, ProcessAdvantage
 from oncurve.batching import collate
 from oncurve.kl import KL_KINDS
-from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, PolicyAndKL, Regularizer, ValueLoss
+from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, PolicyAndApart, Regularizer, ValueLoss
 from oncurve.metrics import Metrics
 from oncurve.models import token_stats
 from oncurve.models.generic import plain_logits
@@ -141,11 +141,13 @@ def test_losses_gradients_and_statistics_are_those_of_the_trained_tokens(
         batch = batch.having(old_logprobs=None)
     weigh = weigher(aggregation)
     if kl_aggregation is not None:
-        weigh = PolicyAndKL(weigh, weigher(kl_aggregation))
+        weigh = PolicyAndApart(weigh, weigher(kl_aggregation))
     generator = torch.Generator().manual_seed(~seed)
     names = ("logprobs", "entropy", "full_kl", "values")
     said = {n: torch.randn(batch.loss_mask.shape, generator=generator).double() for n in names}
-    regularizer = Regularizer(KLPenalty(estimator=estimator, coef=0.1), 0.01, ValueLoss(0.2, 0.5))
+    kl = KLPenalty(estimator=estimator, coef=0.1, aggregation=kl_aggregation)
+    apart = kl_aggregation is not None and on_policy
+    regularizer = Regularizer(kl, 0.01, ValueLoss(0.2, 0.5), entropy_apart=apart)
 
     holey = poisoned(batch)
     there = TokenStats(**{name: nan_outside(batch.loss_mask, x) for name, x in said.items()})

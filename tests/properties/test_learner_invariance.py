@@ -45,12 +45,16 @@ def test_gradient_does_not_depend_on_micro_batches_or_order(objective: str, esti
 def test_nor_does_it_where_the_kl_term_has_an_aggregation_of_its_own(kl_aggregation: str) -> None:
     groups = random_groups(rewards=REWARDS)
     turned = [reordered(group, [2, 0, 3, 1]) for group in reversed(groups)]
-    whole, cut = (make_learner("reinforce", "k2", tokens_per_micro_batch=budget) for budget in (WHOLE, SMALLEST))
+    whole, cut = (
+        make_learner("reinforce", "k2", kl_aggregation=kl_aggregation, tokens_per_micro_batch=budget)
+        for budget in (WHOLE, SMALLEST)
+    )
+    joined = make_learner("reinforce", "k2", tokens_per_micro_batch=WHOLE)
     for aggregation in AGGREGATIONS:
         right = gradient(whole, finished(whole, groups, aggregation, kl_aggregation=kl_aggregation))
         batch = finished(cut, turned, aggregation, kl_aggregation=kl_aggregation)
         assert relative_error(gradient(cut, batch), right) <= 1e-10
-        plain = gradient(whole, finished(whole, groups, aggregation))
+        plain = gradient(joined, finished(joined, groups, aggregation))
         assert (relative_error(plain, right) <= 1e-10) == (aggregation == kl_aggregation)
 
 
