@@ -3,12 +3,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
+import torch
 
 from oncurve.config.loading import load_config
 from oncurve.config.sections import RunConfig
 from oncurve.config.sentences.equation import explain
 from oncurve.config.sentences.notes import RunFacts
 from oncurve.config.sentences.plan import plan
+from oncurve.models.loading import ModelConfig
 from oncurve.rollout import LocalEngine
 
 
@@ -87,6 +89,14 @@ def test_the_plan_says_when_clipping_can_bind():
         "the old log-probs are recomputed before the first update."
         in said("learner.minibatches=4", "learner.ppo_epochs=2")
     )
+
+
+def test_the_plan_says_how_truncated_sampling_decodes_on_cuda(monkeypatch):
+    without = "without CUDA graphs"
+    assert without not in said("rollout.top_p=0.9")
+    monkeypatch.setattr(ModelConfig, "torch_device", torch.device("cuda"))
+    assert without in said("rollout.top_p=0.9", "model.dtype=float32")
+    assert without not in said("model.dtype=float32")
 
 
 def test_what_looks_like_a_mistake_is_noted():

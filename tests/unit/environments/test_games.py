@@ -79,6 +79,29 @@ def test_the_shipped_demonstrations_are_streams_of_the_game():
         assert re.fullmatch(r"(\d+ [<>] )*\d+ ", row["completion"])
 
 
+def test_countdown_is_right_with_each_number_once_and_the_target_alone():
+    ask = episode("gym_text", path="environments/countdown.py:Countdown", settings={"count": 2})
+    for seed in range(40):
+        first, second, target = map(int, re.findall(r"\d+", begin(ask, seed=seed)))
+        sums = {f"{first}+{second}": first + second, f"{second}-{first}": second - first}
+        for said, result in {**sums, f" {first}*{second}\n": first * second, str(target): None}.items():
+            begin(ask, seed=seed)
+            assert reply(ask, said)[1]["reward"] == float(result == target)
+    hostile = ["", "9**9**9", "1+", "(1+2)", "٣+٤", "1+2=3", "-1+2", "9" * 10**5]
+    for said in hostile:
+        begin(ask, seed=0)
+        assert reply(ask, said)[1]["reward"] == 0.0
+
+
+def test_the_demonstrations_of_countdown_are_right():
+    ask = episode("gym_text", path="environments/countdown.py:Countdown")
+    lines = (RECIPES / "demonstrations" / "countdown.jsonl").read_text().splitlines()
+    for seed, row in enumerate(map(json.loads, lines), start=10**6):
+        assert begin(ask, seed=seed) == row["prompt"]
+        assert reply(ask, row["completion"])[1]["reward"] == 1.0
+    assert len(lines) == 500
+
+
 def test_gymnasium_is_played_by_name_with_functions_of_ones_own():
     pytest.importorskip("gymnasium")
     ask = episode(

@@ -86,6 +86,8 @@ def _lengths(config: RunConfig, facts: RunFacts) -> str:
         "; those that do not end within this limit are left out of the loss" if config.filter.mask_truncated else ""
     )
     cut = f" with {rollout.truncation} (the learner trains on the same kept sets)" if rollout.truncation else ""
+    if cut and config.model.torch_device.type == "cuda":
+        cut += ", decoded token by token from the host, without CUDA graphs,"
     return (
         f"Completions have at most {_count(rollout.max_new_tokens, 'token')} at temperature {rollout.temperature:g}"
         f"{cut}: "

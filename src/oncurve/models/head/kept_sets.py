@@ -7,6 +7,7 @@ Logits outside K are replaced, block by block or chunk by chunk, so that neither
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,17 +25,19 @@ alone, and `exp` takes ten times as long."""
 
 @dataclass(frozen=True)
 class KeptSets:
-    """The sets of N tokens, on the device of the logits.
+    """The sets of N tokens.
 
-    tokens, ids   (m,)         the tokens' numbers and the ids that are listed for them, by ascending id.
-    order         (m,)         the ids, in the host's memory.
-    lacking       (N, 1) bool  a token's ids are those that are not in its set; None: of no token
+    ids      (m,)         the ids that are listed, token after token, in the host's memory
+    counts   (N,)         how many of them each token has, in the host's memory
+    lacking  (N, 1) bool  on the device of the logits: a token's ids are those that are not in its set; None: of no
+                          token
+    device                where the logits are
     """
 
-    tokens: Tensor
     ids: Tensor
-    order: Tensor
+    counts: Tensor
     lacking: Tensor | None
+    device: torch.device
 
     @classmethod
     def of(cls, batch: TrainBatch, slots: Tensor, device: torch.device) -> KeptSets | None:
@@ -42,29 +45,39 @@ class KeptSets:
         if batch.kept_sizes is None or batch.kept_ids is None:
             return None
         sizes = batch.kept_sizes.flatten()[slots].cpu().long()
-        lacking = sizes[:, None] < 0
-        order, by_id = torch.cat(batch.kept_ids).sort()
-        tokens = torch.arange(len(sizes)).repeat_interleave(torch.where(sizes < 0, -1 - sizes, sizes))[by_id]
-        there, ids, lack = sent([tokens, order, lacking], device)
-        return cls(there, ids, order, lack if bool(lacking.any()) else None)
+        lacking = sizes < 0
+        lack = sent([lacking[:, None]], device)[0] if bool(lacking.any()) else None
+        return cls(torch.cat(batch.kept_ids), torch.where(lacking, -1 - sizes, sizes), lack, device)
 
     def of_tokens(self, start: int, end: int) -> KeptSets:
         """Return the sets of the tokens from `start` to `end`."""
-        here = (self.tokens >= start) & (self.tokens < end)
+        first, here = int(self.counts[:start].sum()), self.counts[start:end]
         lacking = None if self.lacking is None else self.lacking[start:end]
-        return KeptSets(self.tokens[here] - start, self.ids[here], self.order[here.cpu()], lacking)
+        return KeptSets(self.ids[first : first + int(here.sum())], here, lacking, self.device)
 
-    def leave_out(self, block: Tensor, value: float, first: int = 0) -> Tensor:
-        """Write `value` into `block (N, v)`, of the ids from `first` on, where an id is not in a token's set."""
-        width = block.shape[1]
-        low, high = torch.searchsorted(self.order, torch.tensor([first, first + width], dtype=torch.int32)).tolist()
-        tokens, flat = self.tokens[low:high], block.view(-1)
-        places = tokens * width + (self.ids[low:high] - first)
-        listed = flat[places]
+    def places(self, blocks: Sequence[tuple[int, int]]) -> Sequence[Tensor]:
+        """Return where the listed ids are in each block `(N, v)` of logits, flat; `blocks` are as wide as the first one
+        but for the last.
+
+        Tokens stay in their order, in which a block is read and written several times as fast as in that of the ids.
+        """
+        tokens, width = torch.arange(len(self.counts)).repeat_interleave(self.counts), blocks[0][1]
+        if len(blocks) == 1:
+            return sent([tokens * width + self.ids], self.device)
+        block, order = (self.ids // width).sort(stable=True)
+        first = block * width
+        wide = (blocks[-1][1] - first).clamp(max=width)
+        places = tokens[order] * wide + self.ids[order] - first
+        return sent([places], self.device)[0].split(block.bincount(minlength=len(blocks)).tolist())
+
+    def leave_out(self, block: Tensor, value: float, places: Tensor) -> Tensor:
+        """Write `value` into `block (N, v)` where an id is not in a token's set; `places` are the block's own."""
+        flat = block.view(-1)
+        listed = flat.index_select(0, places)
         if self.lacking is None:
             block.fill_(value)
         else:
             block.masked_fill_(~self.lacking, value)
-            listed = listed.masked_fill_(self.lacking[tokens, 0], value)
+            listed = listed.masked_fill_(self.lacking[places // block.shape[1], 0], value)
         flat.index_copy_(0, places, listed)
         return block

@@ -134,10 +134,11 @@ class _LinearLogprobs(torch.autograd.Function):
         chosen = torch.zeros(tokens, dtype=_exact(weight), device=weight.device)
         sums = chosen.new_empty(len(blocks), tokens)
         means = torch.empty_like(sums)
+        places = [] if sets is None else sets.places(blocks)
         for number, (first, last) in enumerate(blocks):
             logits = _product(hidden, weight[first:last], weight.new_empty(size) if keep else work)
             if sets is not None:
-                sets.leave_out(logits, FAR, first)
+                sets.leave_out(logits, FAR, places[number])
             if keep:
                 kept.append(logits)
             place, inside = _place(ids, first, last)
@@ -150,7 +151,7 @@ class _LinearLogprobs(torch.autograd.Function):
         logprobs = chosen / temperature - total
         entropy = total - ((sums - total).exp() * means).sum(0) if with_entropy else None
         ctx.set_materialize_grads(False)
-        ctx.temperature, ctx.sets, ctx.workspace_bytes = temperature, sets, workspace_bytes
+        ctx.temperature, ctx.sets, ctx.places, ctx.workspace_bytes = temperature, sets, places, workspace_bytes
         ctx.save_for_backward(hidden, weight, ids, total, logprobs, entropy, *kept)
         return logprobs, entropy
 
@@ -183,7 +184,7 @@ class _LinearLogprobs(torch.autograd.Function):
                 made = gradient[rows] if kept else given  # for the compiler one tensor, not two views of it
                 _gradient(given, made, total[rows, None], ctx.temperature, terms, ctx.sets is not None)
             if ctx.sets is not None:
-                ctx.sets.leave_out(gradient, 0.0, first)
+                ctx.sets.leave_out(gradient, 0.0, ctx.places[number])
             _write(gradient, rise, *_place(ids, first, last))
             if by_hidden is not None:
                 _add_product(by_hidden, gradient, matrix)

@@ -158,7 +158,8 @@ def _kept(logits: Tensor, sets: KeptSets | None, temperature: float) -> Tensor:
     """Return logits `(n, V)` in which tokens that are not kept are negligible."""
     if sets is None:
         return logits
-    outside = sets.leave_out(torch.zeros(logits.shape, dtype=torch.bool, device=logits.device), True)
+    inside = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+    outside = sets.leave_out(inside, True, sets.places([(0, logits.shape[1])])[0])
     likeliest = logits.detach().masked_fill(outside, -torch.inf).amax(1, keepdim=True)
     return torch.where(outside, likeliest + NEGLIGIBLE * temperature, logits)
 

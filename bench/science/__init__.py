@@ -1,0 +1,1 @@
+"""The experiments of docs/science.md: `python -m bench.science all`."""
