@@ -68,7 +68,8 @@ class KeptSets:
         first = block * width
         wide = (blocks[-1][1] - first).clamp(max=width)
         places = tokens[order] * wide + self.ids[order] - first
-        return sent([places], self.device)[0].split(block.bincount(minlength=len(blocks)).tolist())
+        sizes: list[int] = block.bincount(minlength=len(blocks)).tolist()
+        return list(torch.split(sent([places], self.device)[0], sizes))
 
     def leave_out(self, block: Tensor, value: float, places: Tensor) -> Tensor:
         """Write `value` into `block (N, v)` where an id is not in a token's set; `places` are the block's own."""
