@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 class Pending(Protocol):
     """A reply that is being made."""
 
+    @property
+    def ready(self) -> bool:
+        """Return whether it is there."""
+
     def result(self) -> Reply:
         """Wait for it."""
 
@@ -35,11 +39,29 @@ class _InWorker:
         if done is not None:
             self._job.expect()
 
+    @property
+    def ready(self) -> bool:
+        return self._job.ready
+
     def result(self) -> Reply:
         return self._job.replies()[0]
 
     def cancel(self) -> None:
         self._job.close()
+
+
+class _InThread:
+    def __init__(
+        self, thread: ThreadPoolExecutor, here: InProcess, item: Mapping[str, Any], done: SimpleQueue[Any] | None
+    ) -> None:
+        self._future = thread.submit(lambda: here.run([item])[0])
+        self.result, self.cancel = self._future.result, self._future.cancel
+        if done is not None:
+            self._future.add_done_callback(lambda _: done.put(None))
+
+    @property
+    def ready(self) -> bool:
+        return self._future.done()
 
 
 class Host(Closing):
@@ -101,8 +123,7 @@ class Host(Closing):
         Raises DataError: the item is not JSON.
         """
         if self._here is not None and self._thread is not None:
-            here = self._here
-            return self._thread.submit(lambda: here.run([item])[0])
+            return _InThread(self._thread, self._here, item, done)
         try:
             return _InWorker(self._pools[episode % len(self._pools)], item, done)
         except TypeError as error:

@@ -96,8 +96,11 @@ class Programs(Rollout):
         ]
         self._engine.host.ready()
 
-    def hear(self, wave: range) -> None:
-        """Let programs run until each has a call that waits, or has ended; others begin in their place."""
+    def hear(self, waves: Sequence[range]) -> range:
+        """Let programs of the first wave run until each has a call that waits, or has ended; others begin in their
+        place.
+        """
+        wave = waves[0]
         began = time.perf_counter()
         programs = [program for program in self._programs if program.index in wave]
         while busy := self._busy(wave, programs):
@@ -107,6 +110,7 @@ class Programs(Rollout):
             for program in programs:
                 self._take_calls(program)
         self._note("environment/wait_seconds", time.perf_counter() - began)
+        return wave
 
     def over(self, index: int) -> bool:
         """Return whether all programs of a group have ended."""

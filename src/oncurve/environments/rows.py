@@ -113,8 +113,8 @@ class Rollout:
     def begin(self) -> None:
         """Begin the episodes."""
 
-    def hear(self, wave: range) -> None:
-        """Wait until the next turn of each row of these groups is the policy's, or the row has `ended`."""
+    def hear(self, waves: Sequence[range]) -> range:
+        """Wait until the next turn of each row of one of these waves is the policy's, or the row has `ended`."""
         raise NotImplementedError
 
     def answer(self, row: Row, completion: Completion, calls: Sequence[Any], good: Sequence[Any]) -> None:
@@ -132,9 +132,12 @@ class Rollout:
     def run(self) -> list[Group]:
         """Play all episodes."""
         self.begin()
-        while len(self._groups) < len(self._prompts):
-            for wave in self._waves():
-                self._turn(wave)
+        waves = self._waves()
+        while waves:
+            wave = self.hear(waves)
+            self._turn(wave)
+            waves.remove(wave)
+            waves += [wave] * any(index not in self._groups for index in wave)
         return [self._groups[index] for index in range(len(self._prompts))]
 
     def _waves(self) -> list[range]:
@@ -145,8 +148,7 @@ class Rollout:
         return [row for rows in self._rows for row in rows]
 
     def _turn(self, wave: range) -> None:
-        """Take in what has been said to a wave, and decode its next turn."""
-        self.hear(wave)
+        """Decode the next turn of a wave."""
         for index in wave:
             if index not in self._groups and self.over(index):
                 self._finish(index)

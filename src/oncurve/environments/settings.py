@@ -58,7 +58,8 @@ class EnvironmentSettings(WorkerLimits):
     1: all are decoded together, which is faster where environments reply at once."""
 
     processes: int = Field(default=4, ge=1, le=1024)
-    """Worker processes that play episodes, each one call at a time: more for tools that wait."""
+    """Worker processes that play episodes, each one call at a time; coroutines of its episodes overlap. More for tools
+    that wait and are none."""
 
     timeout_seconds: Seconds = 30.0
     """The limit for one reply. A longer one ends its worker and leaves the episode out of training."""
