@@ -33,6 +33,7 @@ class NoEnvironment(Component):
     plays: ClassVar[None] = None
     exact: ClassVar[bool] = True
     objects: ClassVar[bool] = False
+    max_turns: ClassVar[int] = 1
 
     def missing(self) -> list[str]:
         """Return nothing."""
@@ -88,6 +89,11 @@ class EnvironmentSettings(WorkerLimits):
     @property
     def objects(self) -> bool:
         """Return whether there are objects in place of paths."""
+        return False
+
+    @property
+    def in_this_process(self) -> bool:
+        """Return whether its objects cannot be copied to workers."""
         return False
 
     @property
@@ -217,6 +223,11 @@ class Tools(EnvironmentSettings):
         except Exception:  # picklers raise anything
             return None
 
+    @property
+    def in_this_process(self) -> bool:
+        """Return whether its objects cannot be copied to workers."""
+        return self.objects and self._pickled() is None
+
     def factory(self, base: Path | None) -> Factory:
         """Return the tools' own factory."""
         pickled = self._pickled() if self.objects else None
@@ -225,7 +236,7 @@ class Tools(EnvironmentSettings):
 
     def here(self, copied: bool = True) -> Player | None:
         """Return a player in this process for objects that cannot be copied: it can be neither limited nor killed."""
-        if not self.objects or (copied and self._pickled() is not None):
+        if not (self.in_this_process or (self.objects and not copied)):
             return None
         return player(self._classes, self.functions, self.settings, here=True)
 
