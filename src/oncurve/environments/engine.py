@@ -24,7 +24,6 @@ from oncurve.base.errors import ModelError
 from oncurve.environments.dialogue import Dialogue, kept
 from oncurve.environments.host import Host
 from oncurve.environments.rows import Rollout, Row
-from oncurve.environments.tools import BY_COLUMN
 from oncurve.models import Weights
 from oncurve.processes.pool import Reply
 from oncurve.randomness import episode_seed
@@ -128,7 +127,7 @@ class Replies(Rollout):
             asked = [dict(each) for each in prompt.messages] if prompt.messages else prompt.text
             for number in range(size):
                 sample = self._firsts[index] + number
-                row = Row(index * size + number, prompt, sample, self._tools_of(prompt), most, most)
+                row = Row(index * size + number, prompt, sample, self._engine.host.tools_of(prompt.columns), most, most)
                 self._rows[index].append(row)
                 self._ask(row, {"act": "start", "row": dict(prompt.columns), "prompt": asked})
 
@@ -157,13 +156,6 @@ class Replies(Rollout):
         for row in self._all():
             if row.pending is not None:
                 row.pending.cancel()
-
-    def _tools_of(self, prompt: Prompt) -> Sequence[Any]:
-        tools: Any = self._about["tools"]
-        found: Sequence[Any] = tools
-        if isinstance(tools, Mapping):
-            found = tools.get(str(prompt.columns.get(BY_COLUMN, "")), ())
-        return found
 
     def answer(self, row: Row, completion: Completion, calls: Sequence[Any], good: Sequence[Any]) -> None:
         """Ask the environment, or end the episode."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.environments.settings import EnvironmentSettings
+from oncurve.environments.tools import BY_COLUMN
 from oncurve.processes.pool import Job, Reply, WorkerPool
 from oncurve.rewards import Accepts, InProcess
 
@@ -106,6 +107,12 @@ class Host(Closing):
                 self._here, self._about = InProcess(player, Accepts()), player.about
                 self._thread = ThreadPoolExecutor(1, "oncurve-environment")
         return self._about
+
+    def tools_of(self, row: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the tools that the policy is shown for a row."""
+        tools: Any = self.about()["tools"]
+        found: Sequence[Any] = tools.get(str(row.get(BY_COLUMN, "")), ()) if isinstance(tools, Mapping) else tools
+        return found
 
     def ready(self) -> None:
         """Wait until all workers have loaded their code. Raises ConfigError: one cannot."""

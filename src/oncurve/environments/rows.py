@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncurve.base.errors import ModelError
 from oncurve.environments.dialogue import TemplateError
@@ -14,6 +14,9 @@ from oncurve.environments.host import Pending
 from oncurve.environments.play import MOST_CALLS
 from oncurve.rollout import OnGroup, Sampling
 from oncurve.types import Completion, Ending, Group, Prompt, Turn
+
+if TYPE_CHECKING:
+    from oncurve.environments.engine import EpisodeEngine
 
 _TURN = 1 << 40
 """Sample indices of the turns of one sample are so far apart."""
@@ -91,11 +94,11 @@ class Row:
 
 
 class Rollout:
-    """One call of `engine`, an `EpisodeEngine`. A subclass has the replies between the turns of the policy."""
+    """One call of `engine`. A subclass has the replies between the turns of the policy."""
 
     def __init__(
         self,
-        engine: Any,
+        engine: EpisodeEngine,
         prompts: Sequence[Prompt],
         draw: int,
         sampling: Sampling,
