@@ -70,6 +70,7 @@ VARIANTS = {
         "advantage.kind=process",
     ],
 }
+VARIANTS["lagged episodes"] = [*VARIANTS["episodes"], "cluster.kind=host", "cluster.rollout_workers=2", "cluster.lag=2"]
 
 
 SOURCES = {"one": 7, "two": 12, "three": 5}

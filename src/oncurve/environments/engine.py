@@ -155,7 +155,7 @@ class Replies(Rollout):
         """Cancel what environments are still doing."""
         for row in self._all():
             if row.pending is not None:
-                row.pending.cancel()
+                row.pending.close()
 
     def answer(self, row: Row, completion: Completion, calls: Sequence[Any], good: Sequence[Any]) -> None:
         """Ask the environment, or end the episode."""
@@ -182,7 +182,7 @@ class Replies(Rollout):
     def _hear(self, row: Row) -> None:
         """Act on the reply that a row's environment has made."""
         assert row.pending is not None
-        reply = row.pending.result()
+        reply = row.pending.replies()[0]
         if reply.fault is None and reply.value == {"lost": True}:
             reply = self._again(row)
         row.pending, item = None, row.log[-1][0]
@@ -207,12 +207,12 @@ class Replies(Rollout):
         if not self._engine.settings.exact:
             return Reply(None, "died", "its worker has ended, and environment.exact = false: it is not played again")
         for item, before in row.log[:-1]:
-            reply: Reply = self._engine.host.begin(row.number, item).result()
+            reply: Reply = self._engine.host.begin(row.number, item).replies()[0]
             if reply.fault is not None:
                 return reply
             if reply.value != before:
                 return Reply(None, "died", "its worker has ended, and the episode does not go the same way again")
-        last: Reply = self._engine.host.begin(row.number, row.log[-1][0]).result()
+        last: Reply = self._engine.host.begin(row.number, row.log[-1][0]).replies()[0]
         return last
 
     def _answer(self, row: Row, value: Mapping[str, Any], ended: Ending) -> None:

@@ -256,7 +256,7 @@ class Programs(Rollout):
     def _finished(self, program: _Program) -> None:
         """Take the reward of a program that has ended, or its fault."""
         assert program.pending is not None
-        reply = program.pending.result()
+        reply = program.pending.replies()[0]
         if reply.fault is not None and not (program.refused and reply.fault in ("exception", "exit")):
             self._fail(program, f"{reply.fault}: {reply.message.strip().rpartition(chr(10))[2][:300]}")
             return
@@ -282,7 +282,7 @@ class Programs(Rollout):
         """End a program, if it runs, with the rows that have no turn."""
         if program.pending is None or program.line is None:
             return
-        program.pending.cancel()
+        program.pending.close()
         program.pending = None
         for call in [call for made in program.waits for call in made.calls] + program.calls:
             call.refuse(OVER)

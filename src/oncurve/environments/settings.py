@@ -217,11 +217,7 @@ class Tools(EnvironmentSettings):
         return self.classes is not None or bool(self.functions)
 
     def _pickled(self) -> str | None:
-        """Return the objects as cloudpickle bytes in base64; None: they cannot be copied."""
-        try:
-            return base64.b64encode(cloudpickle.dumps((dict(self._classes), self.functions))).decode()
-        except Exception:  # picklers raise anything
-            return None
+        return _pickled((dict(self._classes), self.functions))
 
     @property
     def in_this_process(self) -> bool:
@@ -295,12 +291,9 @@ class Endpoint(EnvironmentSettings):
 
     def factory(self, base: Path | None) -> Factory:
         """Return the programs' own factory. Raises ConfigError: the function cannot be copied to a worker."""
-        pickled = None
-        if self.function is not None:
-            try:
-                pickled = base64.b64encode(cloudpickle.dumps(self.function)).decode()
-            except Exception as error:  # picklers raise anything
-                raise ConfigError(f"environment.function: it cannot be copied to a worker: {error}") from error
+        pickled = None if self.function is None else _pickled(self.function)
+        if pickled is None and self.function is not None:
+            raise ConfigError("environment.function: it cannot be copied to a worker; give its path (program)")
         code = {"program": self.program, "command": self.command, "pickled": pickled}
         return "oncurve.environments.program:served", {**code, "base": str(base or Path.cwd())}
 
@@ -308,6 +301,14 @@ class Endpoint(EnvironmentSettings):
         """Return a pool of one worker. It limits a program's memory, and the wait for its calls limits their time."""
         path, settings = self.factory(base)
         return self.pool(path, settings, 1, _LONGEST_PROGRAM_SECONDS)
+
+
+def _pickled(objects: Any) -> str | None:
+    """Return objects as cloudpickle bytes in base64; None: they cannot be copied."""
+    try:
+        return base64.b64encode(cloudpickle.dumps(objects)).decode()
+    except Exception:  # picklers raise anything
+        return None
 
 
 def environment_meant(table: Mapping[str, Any]) -> str | None:

@@ -56,9 +56,9 @@ def _called(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, 
             elif isinstance(event, Call):
                 said += [*((each["role"], each["content"]) for each in event.asked.messages), ("assistant", MADE_UP)]
                 event.settle(200, answered(MADE_UP, (), "eos", 1, 1))
-        reply = pending.result()
+        reply = pending.replies()[0]
     except Empty:
-        pending.cancel()
+        pending.close()
     host.endpoint.shut(line)
     if not said:
         why = "it made no call" if reply.fault is None else f"{reply.fault}: {reply.message.strip()}"
@@ -68,7 +68,7 @@ def _called(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, 
 
 
 def _asked(host: Host, item: dict[str, Any]) -> Mapping[str, Any]:
-    reply = host.begin(0, {**item, "key": "trial", "rollout": 0, "seed": 0, "keep": False}).result()
+    reply = host.begin(0, {**item, "key": "trial", "rollout": 0, "seed": 0, "keep": False}).replies()[0]
     if reply.fault is not None:
         does = {"start": "its start", "reply": "its reply", "end": "its reward"}[item["act"]]
         raise ConfigError(f"environment: {does} failed for the first row ({reply.fault}):\n{reply.message.strip()}")
