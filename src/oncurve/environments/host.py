@@ -30,7 +30,7 @@ class Pending(Protocol):
     def replies(self) -> list[Reply]:
         """Wait for it."""
 
-    def close(self) -> None:
+    def close(self) -> object:
         """Give it up."""
 
 
