@@ -15,17 +15,20 @@ BENCH := $(BENCH_VENV)/bin/python -m bench
 # would be otherwise. The bytecode is for the processes that tests start, where the environment has them write none.
 TESTS := $(BIN)/python -m compileall -q src && $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test slow isa check format lint types layers size vllm-check ten-seeds bench bench-quick performance-doc scaling-page clean help
+.PHONY: demo test slow isa check format lint types layers size docs vllm-check ten-seeds bench bench-quick performance-doc scaling-page clean help
 
 help:
 	@sed -n '1,3p' Makefile | cut -c3-
-	@echo "make demo | test | check | slow | isa | vllm-check | format | ten-seeds | bench | bench-quick | performance-doc | scaling-page | clean"
+	@echo "make demo | test | check | slow | docs | isa | vllm-check | format | ten-seeds | bench | bench-quick | performance-doc | scaling-page | clean"
 
 $(VENV)/.installed: pyproject.toml constraints.txt scripts/setup.sh
 	@$(SETUP) run
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(SETUP) dev
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@$(SETUP) docs
 
 demo: $(VENV)/.installed
 	@$(BIN)/oncurve demo $(DEMO)
@@ -72,7 +75,11 @@ layers: $(VENV)/.installed-dev
 size: $(VENV)/.installed-dev
 	$(BIN)/python scripts/code_size.py
 
-check: lint types layers size test slow
+# The site, in site/; a warning, such as a dead link, is an error.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
+
+check: lint types layers size docs test slow
 
 # The demo's figures over ten seeds, as a table (about a quarter of an hour).
 ten-seeds: $(VENV)/.installed
@@ -99,4 +106,4 @@ scaling-page: $(VENV)/.installed-dev
 	$(BIN)/python -m bench.scaling.page
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(VLLM_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf site $(VENV) $(BENCH_VENV) $(VLLM_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes $VENV and installs oncurve with pinned dependencies. `setup.sh run` installs what the demo needs, `setup.sh dev`
-# also the test tools, `setup.sh torch` torch alone. Called by make; where something is missing, it prints the command
-# that installs it.
+# also the test tools, `setup.sh docs` what builds the site, `setup.sh torch` torch alone. Called by make; where something
+# is missing, it prints the command that installs it.
 set -eu
 want=${1:-run}
 say() { printf '%s\n' "oncurve: $*" >&2; }
@@ -40,7 +40,7 @@ if ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
     esac
 fi
 if test "$want" = torch; then exit 0; fi
-if test "$want" = dev; then extra='[dev]'; else extra=''; fi
+case $want in run) extra='' ;; *) extra="[$want]" ;; esac
 say "installing oncurve$extra and its pinned dependencies"
 pip install -q -c constraints.txt -e ".$extra"
-if test "$want" = dev; then touch "$VENV/.installed-dev"; else touch "$VENV/.installed"; fi
+if test "$want" = run; then touch "$VENV/.installed"; else touch "$VENV/.installed-$want"; fi

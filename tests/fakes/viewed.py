@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import uvicorn
 
-from oncurve.report import TOKENS, RolloutFiles, group_record, packed_tokens
+from oncurve.report import TOKENS, EvaluationFiles, RolloutFiles, group_record, packed_tokens
 from oncurve.types import Completion, Group, Prompt, Score, Turn
 from oncurve.view import Library, application
 
@@ -51,7 +51,15 @@ def write_run(directory: Path, texts: Sequence[str] = ("2+2=",), steps: int = 3,
     files = RolloutFiles(directory)
     tokens = {TOKENS: packed_tokens(ends, {"1": texts[0], "2": "4"}, numbers)}
     files.write(steps, {**files.content(records), **tokens})
+    for step in (0, steps):
+        EvaluationFiles(directory).write(step, [held_out(*each, after=step > 0) for each in enumerate(texts)])
     return directory
+
+
+def held_out(number: int, text: str, after: bool) -> dict:
+    """What became of a held-out problem: each second one is right before, and the others are after."""
+    texts = dict.fromkeys(("prompt", "answer", "reply", "ended", "fault"), text)
+    return {"id": number, **texts, "reward": 0.5, "right": (number % 2 == 0) != after, "samples": [int(after), 2]}
 
 
 @contextmanager

@@ -140,6 +140,38 @@ def test_ctrl_c_before_training_is_a_sentence_and_leaves_nothing(
     assert not Path("early").exists()
 
 
+def in_a_destructor(act: Callable[[], object]) -> None:
+    """Call `act` where Python drops what it raises, whichever bytecode its signal meets."""
+
+    class Dying:
+        def __del__(self) -> None:
+            act()
+            time.sleep(0.2)
+
+    Dying()
+
+
+def test_ctrl_c_in_a_destructor_counts(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        in_a_destructor(lambda: os.kill(os.getpid(), signal.SIGINT))
+        time.sleep(300)
+
+    monkeypatch.setattr("oncurve.models.loading.weights.ModelConfig.build", interrupted)
+    said = command("train", "recipe.toml", "--out", "dropped")
+    assert (said.code, said.err) == (130, "oncurve: stopped by SIGINT\n")
+
+
+def test_a_step_whose_end_comes_in_a_destructor_is_abandoned(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        in_a_destructor(lambda: time.sleep(1))
+        time.sleep(300)
+
+    monkeypatch.setattr(InProcessEngine, "generate", stopped)
+    with train(Path("given-up"), settings={"run.grace_seconds": 0.1}) as run:
+        assert (run.stopped_by, len(run.metrics)) == ("SIGINT", 0)
+
+
 class DeviceError(RuntimeError):
     """What a device raises in a backward pass."""
 
@@ -320,7 +352,10 @@ def test_ctrl_c_at_any_time_of_the_start_shows_no_traceback(command: Command, af
         time.sleep(0.01)  # until the command is at work, and no longer Python itself
     time.sleep(after_seconds)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     # A SIGINT inside code that a C extension runs while it is imported makes Python end itself by that very signal,
     # after our sentence; a shell reports both as 130.
     assert process.returncode in (130, -signal.SIGINT), errors

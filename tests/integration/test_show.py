@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from fakes.project import Said
-from oncurve.report import TOKENS, RolloutFiles, RolloutIndex, look_at
+from oncurve.report import TOKENS, EvaluationFiles, RolloutFiles, RolloutIndex, look_at
 
 Command = Callable[..., Said]
 SETTINGS = (
@@ -109,3 +109,44 @@ def test_places_that_are_not_there_are_named_and_a_killed_step_is_read(command: 
     RolloutFiles(Path("out")).path(1, TOKENS).unlink()
     said = command("show", "out", "--step", "1", "--group", "0")
     assert (said.code, "not measured" in said.out) == (0, True)
+
+
+def test_held_out_problems_that_flipped_are_recorded_and_survive_a_resume(command: Command) -> None:
+    settings = [
+        "eval.every=1",
+        "eval.n=3",
+        "data.eval_fraction=0.5",
+        "learner.learning_rate=0.02",
+        "checkpoint.every=1",
+    ]
+    assert command("train", "recipe.toml", *settings, "run.steps=4", "--out", "whole").code == 0
+    assert command("train", "recipe.toml", *settings, "run.steps=2", "--out", "out").code == 0
+    EvaluationFiles(Path("out")).write(3, [])  # of a step that a kill has undone
+    assert command("resume", "out", "run.steps=2").code == 0
+    assert command("resume", "out", "run.steps=4").code == 0
+    files = EvaluationFiles(Path("whole"))
+    lines = [json.loads(line) for line in Path("whole/metrics.jsonl").read_text().splitlines()]
+    accuracy = {int(line["step"]): line["eval/accuracy"] for line in lines if "eval/accuracy" in line}
+    assert tuple(accuracy) == files.steps() == (0, 1, 2, 3, 4)
+    for step, share in accuracy.items():
+        assert files.path(step).read_bytes() == EvaluationFiles(Path("out")).path(step).read_bytes()
+        results = files.read(step).values()
+        assert sum(each["right"] for each in results) / len(results) == pytest.approx(share)
+        assert all(("w1" in each["reply"], each["samples"][1]) == (each["right"], 3) for each in results)
+    said = command("show", "whole", "--flips", "--since", "0", "--step", "4", "--json")
+    assert said.code == 0, said
+    found = json.loads(said.out.splitlines()[-1])
+    one, two = files.read(0), files.read(4)
+    flipped = [each["problem"] for each in found["problems"] if " to " in each["change"]]
+    assert sorted(flipped) == sorted(number for number in one if one[number]["right"] != two[number]["right"])
+    place = found["problems"][0]
+    assert place["link"] == f"#/whole/evaluation/0/4/{place['problem']}"
+    told = command("show", "whole", "--flips", "--group", str(place["problem"]))
+    assert (told.code, "after step 4: " in told.out, "/3 samples right" in told.out) == (0, True, True), told
+    for words, error in (
+        (("--flips", "--step", "9"), "those after: 0 to 4"),
+        (("--flips", "--group", "99"), "have no problem 99"),
+        (("--since", "1"), "give --flips"),
+    ):
+        said = command("show", "whole", *words)
+        assert (said.code, error in said.err) == (2, True), said.err

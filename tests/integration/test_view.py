@@ -10,7 +10,7 @@ import pytest
 
 from fakes.browser import Browser, browser
 from fakes.viewed import served, write_run
-from oncurve.report import RolloutIndex
+from oncurve.report import EvaluationFiles, RolloutIndex
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +86,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 def test_a_run_is_watched_while_it_trains_and_the_server_ends_and_returns(window: Browser, project: Path) -> None:
     training = [sys.executable, "-m", "oncurve", "train", "recipe.toml", "run.steps=60", "rollout.max_new_tokens=48"]
+    training += ["data.eval_fraction=0.5", "eval.every=20", "learner.learning_rate=0.02"]
     once = subprocess.run([*training, "run.steps=4", "run.seed=1", "--out", "runs/b"], capture_output=True, timeout=300)
     assert once.returncode == 0, once.stderr
     train = subprocess.Popen([*training, "--out", "runs/deep/a"], stdout=subprocess.DEVNULL)
@@ -117,6 +118,7 @@ def test_a_run_is_watched_while_it_trains_and_the_server_ends_and_returns(window
         window.see("finished", f"{max(60, later)} of 60")
         clean(window, origin)
         groups_are_found(window, Path("runs/deep/a"))
+        flips_are_found(window, Path("runs/deep/a"))
         runs_are_compared(window)
         assert window.serious() == []
         clean(window, origin)
@@ -180,6 +182,24 @@ def groups_are_found(window: Browser, run: Path) -> None:
     assert window.run("return document.querySelectorAll('.evidence a').length") > 0
 
 
+def flips_are_found(window: Browser, run: Path) -> None:
+    """The problems that flipped between two evaluations, by the record, and one of them in both."""
+    files = EvaluationFiles(run)
+    window.click(".tabs a:nth-child(3)")
+    for first, last in ((0, 60), (20, 60), (0, 40)):
+        window.go(f"#/deep%2Fa/evaluation/{first}/{last}")
+        one, two = (files.read(step) for step in (first, last))
+        window.see(f"were right after step {first}, ", f"after step {last}.")
+        window.see(f"flipped {sum(one[number]['right'] != two[number]['right'] for number in one)}")
+    window.run(
+        "[...document.querySelectorAll('.chips button')].find((each) => each.innerText.startsWith('all')).click()"
+    )
+    assert window.serious() == []
+    window.click("table.flips a")
+    number = int(window.wait("location.hash.split('/')[5]"))
+    window.see("held out", "Greedy completions", "after step 40", one[number]["prompt"].strip(), two[number]["reply"])
+
+
 def runs_are_compared(window: Browser) -> None:
     window.go("#/")
     window.see("Compare runs")
@@ -218,12 +238,18 @@ def test_texts_stay_texts_without_the_policy_too(
             f"#/{name}/3",
             f"#/{name}/settings",
             f"#/{name}/prompt/4",
+            f"#/{name}/evaluation",
+            *(f"#/{name}/evaluation/0/3/{number}" for number in range(0, len(HOSTILE), 7)),
             f"#compare/{name}/r1/r2",
         ]
         places += [f"#/r{place}" for place in range(12)] + [f"#/{name}/3/{number}" for number in range(len(HOSTILE))]
         for place in places:
             window.go(place)
-            heading = "Group" if place[1] == "/" and place.count("/") == 3 and "prompt" not in place else ""
+            heading = (
+                "Group"
+                if place.count("/") == 3 and place.rpartition("/")[2].isdigit() and "prompt" not in place
+                else ""
+            )
             window.wait(
                 "document.querySelector('h1')?.innerText.includes(arguments[0]) "
                 "&& !document.querySelector('[role=alert]')",
@@ -261,7 +287,14 @@ def test_a_copy_opens_from_a_file_and_asks_for_nothing(window: Browser, tmp_path
     window.see("1 of 3 groups")
     window.go("#/a/3/1")
     window.see("Group 1", "reward by part")
-    for page in ("#/a/prompt/1", "#/a/doctor", "#/a/settings", "#compare/a/b"):
+    for page in (
+        "#/a/prompt/1",
+        "#/a/evaluation",
+        "#/a/evaluation/0/3/1",
+        "#/a/doctor",
+        "#/a/settings",
+        "#compare/a/b",
+    ):
         window.go(page)
         window.wait("document.querySelector('h1') !== null && !document.querySelector('[role=alert]')")
     assert window.serious() == []
@@ -273,7 +306,16 @@ def test_every_page_is_accessible_and_fits_from_360_to_2560_pixels(window: Brows
     write_run(tmp_path / "runs" / "a", ["a prompt of some words " * 20, "x" * 400])
     with served(tmp_path / "runs") as address:
         window.open(address)
-        for page in ("#/", "#/a", "#/a/3", "#/a/3/0", "#/a/prompt/0", "#/a/settings"):
+        for page in (
+            "#/",
+            "#/a",
+            "#/a/3",
+            "#/a/3/0",
+            "#/a/prompt/0",
+            "#/a/settings",
+            "#/a/evaluation",
+            "#/a/evaluation/0/3/1",
+        ):
             for width in (360, 1280, 2560):
                 window.size(width, 900, dark)
                 window.go(page)

@@ -1,4 +1,4 @@
-"""docs/coming-from.md is made of the translators' tables, and the hints of error messages do not contradict these."""
+"""The page "Coming from another tool" has the translators' tables, and hints of errors do not contradict these."""
 
 import re
 from importlib import import_module
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import typer
 
+from fakes.scripts import script
 from oncurve.base.hints import known_words, word_for
 from oncurve.cli import app
 from oncurve.compat import DIALECTS
@@ -51,7 +52,7 @@ def test_every_function_of_a_table_is_named_by_a_row() -> None:
 
 @pytest.mark.parametrize("tool", DIALECTS)
 def test_every_key_of_a_tool_is_on_the_page(tool: str) -> None:
-    text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    text = script("site/coming_from_page").page()
     assert [key.theirs for key in keys(tool) if f"`{key.theirs}`" not in text] == []
 
 

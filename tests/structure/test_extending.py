@@ -104,7 +104,6 @@ def test_the_files_of_the_page_become_kinds_by_a_line_in_a_table(tmp_path: Path)
     shipped = Path(oncurve.__file__).parent
     shutil.copytree(shipped, tmp_path / "src" / "oncurve", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(SCRIPTS, tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "docs").mkdir()
     files = dict(BLOCK.findall(PAGE))
     assert len(rows()) == 8
     for file, becomes, table, name, thing in rows():
@@ -118,8 +117,7 @@ def test_the_files_of_the_page_become_kinds_by_a_line_in_a_table(tmp_path: Path)
     kept = (tmp_path / "run" / "config.toml").read_text(encoding="utf-8")
     for _, _, _, name, _ in rows():
         assert name in kept
-    python(tmp_path, "scripts/make_configuration_doc.py")
-    page = (tmp_path / "docs" / "configuration.md").read_text(encoding="utf-8")
+    page = python(tmp_path, "scripts/site/configuration_page.py")
     for _, _, _, name, _ in rows():
         assert f"`{name.strip(chr(34))}`" in page
 

@@ -1,29 +1,29 @@
-"""The pages that a script makes are current."""
+"""The reference pages of the site, which are made from the code, and `oncurve config explain KEY`, have everything."""
 
-from pathlib import Path
-
-import pytest
+import re
 
 from fakes.scripts import script
+from oncurve.config import RUN, explain_key
 from oncurve.metrics import METRICS
-
-ROOT = Path(__file__).parents[2]
-every_page = pytest.mark.parametrize("page", ["metrics", "configuration", "coming_from"])
+from oncurve.rewards import REWARD_KINDS
 
 
-@every_page
-def test_the_page_is_current(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script(f"make_{page}_doc").main(["--check"]) == 0, capsys.readouterr().out
-
-
-@every_page
-def test_an_old_page_is_noticed(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = script(f"make_{page}_doc")
-    monkeypatch.setattr(module, "PAGE", tmp_path / "docs" / "page.md")
-    assert [module.main(words) for words in (["--check"], [], ["--check"])] == [1, 0, 0]
-
-
-def test_every_metric_is_on_the_page_with_its_formula_and_advice() -> None:
-    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+def test_every_metric_is_on_its_page_with_its_formula_and_advice() -> None:
+    text = script("site/metrics_page").page()
     parts = [part for name, metric in METRICS.items() for part in (f"\n## `{name}`\n", metric.formula, metric.advice)]
     assert [part for part in parts if part not in text] == []
+    for name, metric in METRICS.items():
+        assert " ".join(metric.advice.split()) in " ".join(str(explain_key(name)).split())
+
+
+def test_every_key_is_on_its_page_and_is_explained() -> None:
+    text = script("site/configuration_page").page()
+    kinds = {name: section.kinds for name, section in RUN.sections.items()} | {"rewards": REWARD_KINDS}
+    for section, classes in kinds.items():
+        for name in {name for cls in classes.values() for name in cls.model_fields}:
+            assert f"| `{name}` |" in text, f"{section}.{name}"
+            said = str(explain_key(f"rewards.0.{name}" if section == "rewards" else f"{section}.{name}"))
+            assert re.search(rf"^{section}\.{name}\n  default ", said), said
+            assert "\n  meaning  " in said
+    assert explain_key("rollout") is not None
+    assert explain_key("rollout.no_such") is explain_key("no_such") is None

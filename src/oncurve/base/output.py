@@ -225,16 +225,27 @@ def own_process() -> Iterator[None]:
     """Return a context in which the command owns this process and may end it. Python code that calls oncurve keeps its
     own.
 
-    A missing reader is from now on an error of a write, not the end of the process.
+    A missing reader is from now on an error of a write, not the end of the process. Ctrl-C counts wherever it comes:
+    Python drops a KeyboardInterrupt that is raised in a `__del__` or a callback, so SIGINT is sent once more then.
     """
     global _own
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it, unless the caller changed it
     before, _own = _own, True
+    hook = sys.unraisablehook
+
+    def interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
+        if dropped.exc_type is KeyboardInterrupt:
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            hook(dropped)
+
+    sys.unraisablehook = interrupt_again
     try:
         with checkpoint_may_be_asked():
             yield
     finally:
+        sys.unraisablehook = hook
         _own = before
 
 

@@ -64,10 +64,13 @@ def config_show(
 def config_explain(
     recipe: Recipe, overrides: Overrides = None, data: Data = None, reward: Reward = None, preset: Preset = None
 ) -> None:
-    """Print the objective as an equation, and the plan in words."""
-    from oncurve.config import explain, plan
+    """Print the objective as an equation, and the plan in words; or the meaning of one key, section or metric."""
+    from oncurve.config import explain, explain_key, names_recipe, plan
     from oncurve.run import command_config
 
+    if not names_recipe(recipe) and (about := explain_key(recipe)) is not None:
+        say(about)
+        return
     with only_looking():
         config, _, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "config explain")
         say(explain(config))

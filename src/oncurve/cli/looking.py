@@ -22,18 +22,29 @@ def show_command(
     completion: Annotated[
         int | None, typer.Option("--completion", help="One completion of the group, by its number.", min=0)
     ] = None,
+    flips: Annotated[
+        bool,
+        typer.Option(
+            "--flips", help="The held-out problems that flipped until the evaluation after --step; --group shows one."
+        ),
+    ] = False,
+    since: Annotated[
+        int | None, typer.Option("--since", help="With --flips: the evaluation to compare with (default: the first).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the groups of a step, or one group: texts, rewards, and the tokens that the step changed most.
 
-    The run may be going on.
+    With --flips held-out problems, between two evaluations. The run may be going on.
     """
-    from oncurve.report import look_at, show_text
+    from oncurve.report import flips_text, look_at, look_at_flips, show_text
 
-    if completion is not None and group is None:
-        raise ConfigError("--completion: name its group, too, by --group")
-    found = look_at(directory, step, group, completion)
-    say(show_text(found))
+    if completion is not None and (group is None or flips):
+        raise ConfigError("--completion: name its group, too, by --group; an evaluation has none")
+    if since is not None and not flips:
+        raise ConfigError("--since: the first of two evaluations; give --flips, too")
+    found = look_at_flips(directory, since, step, group) if flips else look_at(directory, step, group, completion)
+    say(flips_text(found) if flips else show_text(found))
     if as_json:
         say(json.dumps(found))
 
@@ -44,6 +55,9 @@ def view_command(
     ] = Path("runs"),
     port: Annotated[
         int | None, typer.Option("--port", help="The port on 127.0.0.1 (default: 8765 or the next free one).")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", help="Open at this link, '#/run/step/group', as other commands print them.")
     ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address alone; open no browser.")] = False,
     export_to: Annotated[
@@ -64,4 +78,4 @@ def view_command(
     elif steps is not None:
         raise ConfigError("--steps chooses the steps of a copy: give --export FOLDER, too")
     else:
-        view(folder, port, not no_browser)
+        view(folder, port, not no_browser, at)

@@ -218,11 +218,18 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write the LoRA adapter alone; else it is merged into the weights.")
     ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option("--push", help="Upload it to this repository of the hub, made as a private one.", metavar="REPO"),
+    ] = None,
 ) -> None:
-    """Write the policy of a checkpoint in Hugging Face form; the run may be going on."""
-    from oncurve.run import export_run
+    """Write the policy of a checkpoint in Hugging Face form, with a model card; the run may be going on."""
+    from oncurve.run import export_run, push_export
 
-    say(export_run(directory, step, out, adapter).text())
+    exported = export_run(directory, step, out, adapter)
+    say(exported.text())
+    if push is not None:
+        say(push_export(exported, push))
 
 
 @app.command("eval", cls=CommandWithExamples)

@@ -1,8 +1,8 @@
 """The settings of another tool as data, and their translation into settings of oncurve.
 
 A dialect is a table with one `Key` per setting of the tool: what it is here, how its value changes, or why it has no
-meaning or is refused. `Dialect.translate` reads the table; the printed recipe and docs/coming-from.md are made from it
-too, so they cannot disagree. Every key that is given ends in one line of the `Translation`.
+meaning or is refused. `Dialect.translate` reads the table; the printed recipe and the page "Coming from another tool"
+are made from it too, so they cannot disagree. Every key that is given ends in one line of the `Translation`.
 
 Covered: names, types, values that depend on each other, the tool's own defaults. Not covered: where the words come
 from (a command line, a file, a Python call), which each dialect reads in its own room.

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section, fixed as fixed
     from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig
     from oncurve.config.sentences.equation import explain as explain
+    from oncurve.config.sentences.keys import explain_key as explain_key
     from oncurve.config.sentences.notes import (
         DATA_NOTES as DATA_NOTES,
         AdapterFacts as AdapterFacts,

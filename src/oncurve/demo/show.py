@@ -44,7 +44,7 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False) -> s
     with assemble(config, base) as run:
         create_directory(run, out)
         introduce(console, run)
-        before = run.evaluate()
+        before = run.recorded(0, run.evaluate())
         say(console, f"Accuracy of greedy answers before training: {percent(before.greedy_accuracy).strip()}", "")
         with Progress(config.run.steps, console) as progress:
             stopped = run.train(Lesson(console), shown_by(progress, watch_of(run)))
@@ -52,7 +52,7 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False) -> s
             write_report(out)
             say(console, "", stopped_at(run, stopped))
             return stopped
-        after = run.evaluate()
+        after = run.recorded(run.trainer.state.step, run.evaluate())
         run.save_model(out / "model")
         evaluations = {"before": before.to_json(), "after": after.to_json()}
         durable.write_file(out / "evaluation.json", durable.to_json(evaluations))

@@ -58,7 +58,9 @@ def _length_correlation(case: Case) -> str | None:
     correlation = math.fsum(x * y for x, y in zip(rewards, lengths, strict=True)) / size
     if abs(correlation) < MOST:
         return None
-    return f"Within groups, reward and length correlate by {correlation:+.2f} over {len(rewards)} completions"
+    mixed = (group for group, scored in case.scored() if len({reward for _, reward in scored}) > 1)
+    over = f"over {len(rewards)} completions{such_as(mixed)}"
+    return f"Within groups, reward and length correlate by {correlation:+.2f} {over}"
 
 
 def _centred(values: Sequence[float]) -> list[float]:

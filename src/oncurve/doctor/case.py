@@ -83,6 +83,7 @@ class Case:
     groups      the groups of the last `LEAST_STEPS` steps; empty where they are not known
     settings    the tables of `config.toml`; empty where they are not known
     memory      bytes of the memory that `memory/peak_bytes` counts: the GPU's, or the machine's; None: not known
+    read        the metrics that were asked for, in order: those of a rule are its evidence
     """
 
     lines: Sequence[Line]
@@ -90,6 +91,7 @@ class Case:
     groups: Sequence[SampledGroup] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     memory: float | None = None
+    read: list[str] = field(default_factory=list, compare=False)
 
     @property
     def span(self) -> int:
@@ -111,6 +113,7 @@ class Case:
 
     def last(self, key: str, steps: int | None = None) -> list[float]:
         """Return the metric in the last `steps` steps (None: `span`); empty where one of them does not have it."""
+        self.read.append(key)
         count = steps or self.span
         values = [line[key] for line in list(self.lines)[-count:] if key in line]
         return values if len(values) == count else []
@@ -119,6 +122,7 @@ class Case:
         """Return the sum of a count over the last `span` steps; a step in which nothing was counted does not have
         it.
         """
+        self.read.append(key)
         return sum(line.get(key, 0.0) for line in list(self.lines)[-self.span :])
 
     def mean(self, key: str, steps: int | None = None) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +82,12 @@ class Watch:
 
 @dataclass(frozen=True)
 class Course:
-    """A finding with the first and the last step at which its rule was seen to hold."""
+    """A finding with the first and the last step at which its rule was seen to hold, and links to its evidence."""
 
     finding: Finding
     first: int
     last: int
+    links: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """Return `{"directory": ..., "steps": 40, "healthy": false, "present": [{"rule": "all-wrong", "level": "alarm",
-        "evidence": ..., "reason": ..., "changes": [...], "first_step": 3, "last_step": 40}], "past": [],
+        "evidence": ..., "reason": ..., "changes": [...], "first_step": 3, "last_step": 40,
+        "links": ["#/sums/curves/reward%2Fmean", "#/sums/40"]}], "past": [],
         "damage": [], "early": null}`."""
         return {
             "directory": str(self.directory),
@@ -128,7 +130,8 @@ class Diagnosis:
 
 
 def _course_json(course: Course) -> dict[str, Any]:
-    return {**course.finding.to_json(), "first_step": course.first, "last_step": course.last}
+    found = {"first_step": course.first, "last_step": course.last, "links": list(course.links)}
+    return course.finding.to_json() | found
 
 
 def diagnose(directory: Path) -> Diagnosis:
@@ -153,7 +156,8 @@ def diagnose(directory: Path) -> Diagnosis:
             courses[finding.rule] = Course(finding, case.step, case.step) if known is None else _since(known, case.step)
     last = int(lines[-1].get("step", len(lines)))
     order = {rule.name: number for number, rule in enumerate(RULES)}
-    found = sorted(courses.values(), key=lambda course: order[course.finding.rule])
+    linked = [replace(course, links=_links(course, record)) for course in courses.values()]
+    found = sorted(linked, key=lambda course: order[course.finding.rule])
     present = tuple(course for course in found if course.last == last)
     explained = {family for course in present for family in FAMILIES[course.finding.rule]}
     past = tuple(
@@ -165,6 +169,12 @@ def diagnose(directory: Path) -> Diagnosis:
     )
     whole = Case(lines[-WINDOW:], settings=settings)
     return Diagnosis(directory, last, present, past, record.damage, whole.early)
+
+
+def _links(course: Course, record: RunRecord) -> tuple[str, ...]:
+    """Return the links to a finding's evidence: its curves, and the kept groups nearest to its last step."""
+    step = min(record.steps, key=lambda step: abs(step - course.last), default=None)
+    return tuple(course.finding.links(record.directory.resolve().name, step))
 
 
 def _since(course: Course, step: int) -> Course:

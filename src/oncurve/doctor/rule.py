@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from oncurve.doctor.case import Case
+from oncurve.report import link
+
+MOST_CURVES = 2
+"""The curves that a finding links to."""
 
 Level = Literal["alarm", "hint"]
 """alarm: the run will not get better by itself. hint: it learns, and there may be something to gain or to look at."""
@@ -14,13 +18,22 @@ Level = Literal["alarm", "hint"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that holds: its name and level, the `evidence` in numbers, the `reason`, and the `changes` in order."""
+    """A rule that holds: its name and level, the `evidence` in numbers, the `reason`, and the `changes` in order.
+
+    `metrics` are those of the evidence, the main one first.
+    """
 
     rule: str
     level: Level
     evidence: str
     reason: str
     changes: tuple[str, ...]
+    metrics: tuple[str, ...] = ()
+
+    def links(self, run: str, step: int | None) -> list[str]:
+        """Return links to the evidence in a run of this name: curves, and the groups of a step."""
+        curves = [link(run, "curves", metric) for metric in self.metrics[:MOST_CURVES]]
+        return curves if step is None else [*curves, link(run, step)]
 
     def text(self) -> str:
         """Return evidence, reason and changes as a few lines for a terminal."""
@@ -59,5 +72,8 @@ class Rule:
 
     def __call__(self, case: Case) -> Finding | None:
         """Return what this rule finds; None: it does not hold, or the metrics that it reads are missing."""
+        case.read.clear()
         evidence = self.evidence(case)
-        return Finding(self.name, self.level, evidence, self.reason, self.changes) if evidence is not None else None
+        if evidence is None:
+            return None
+        return Finding(self.name, self.level, evidence, self.reason, self.changes, tuple(dict.fromkeys(case.read)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+from oncurve.base.errors import command
 from oncurve.doctor.examine import Course, Diagnosis
 
 WIDTH = 100
@@ -23,6 +24,8 @@ def in_words(diagnosis: Diagnosis) -> str:
     if diagnosis.past:
         lines += ["", "Earlier, and no more:"]
         lines += [f"  {course.finding.rule}, {_when(course)}" for course in diagnosis.past]
+    if links := [link for course in diagnosis.present for link in course.links]:
+        lines += ["", f"To look: {command('view', diagnosis.directory, '--at', links[0])}"]
     return "\n".join(lines)
 
 
@@ -37,7 +40,7 @@ def _paragraphs(course: Course) -> list[str]:
         lines += _block(f"  {name}  ", text)
     for number, change in enumerate(finding.changes, 1):
         lines += _block(f"  {'change' if number == 1 else '':<8}  {number}. ", change)
-    return lines
+    return [*lines, f"  look at   {'   '.join(course.links)}"]
 
 
 def _block(head: str, text: str) -> list[str]:

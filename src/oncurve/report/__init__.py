@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
+    from oncurve.report.evaluations import (
+        EvaluationFiles as EvaluationFiles,
+        compared as compared,
+        results_of as results_of,
+    )
     from oncurve.report.groups import answer_column as answer_column, answer_of_row as answer_of_row
     from oncurve.report.index import RolloutIndex as RolloutIndex
     from oncurve.report.page import render_report as render_report, write_report as write_report
@@ -19,7 +24,13 @@ if TYPE_CHECKING:
         RolloutFiles as RolloutFiles,
         steps_in_words as steps_in_words,
     )
-    from oncurve.report.show import link as link, look_at as look_at, show_text as show_text
+    from oncurve.report.show import (
+        flips_text as flips_text,
+        link as link,
+        look_at as look_at,
+        look_at_flips as look_at_flips,
+        show_text as show_text,
+    )
     from oncurve.report.shown import (
         Groups as Groups,
         Page as Page,

@@ -5,6 +5,7 @@ Nothing here imports torch, so a process that only reads stays small.
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,7 @@ from safetensors import SafetensorError
 
 from oncurve import durable
 from oncurve.report.rollouts import INDEX, TOKENS, RolloutFiles
-from oncurve.report.rows import Columns, members, packed, parsed, record_at, rows_of
+from oncurve.report.rows import Columns, members, packed, parsed, record_at, rows_of, texts_in
 from oncurve.report.tokens import TokenFile
 
 _MOST_CACHED_GROUPS = 200_000
@@ -71,10 +72,6 @@ class RolloutIndex:
         """
         return self._index(step)[0]
 
-    def prompts(self, step: int) -> list[str]:
-        """Return the first 120 characters of each group's prompt, in the order of `columns`."""
-        return self._index(step)[1]
-
     def group(self, step: int, number: int) -> dict[str, Any]:
         """Return a group as `group_record` made it with its number, `group`, joined with the numbers of its tokens.
 
@@ -103,15 +100,21 @@ class RolloutIndex:
 
         Some 64 KiB of text are in memory at a time.
         """
-        columns = self.columns(step)
-        before, lines = -1, list[bytes]()
-        places = (columns[name].tolist() for name in ("group", "offset", "line"))
-        for number, offset, line in zip(*places, strict=True):
-            if offset != before:
-                before, lines = offset, self._lines(step, offset)
-            found = record_at(lines, line)
+        for number, line in zip(self.columns(step)["group"].tolist(), self._each(step), strict=True):
+            found = record_at([line], 0)
             if found is not None:
                 yield {**found, "group": number}
+
+    def having(self, step: int, text: str) -> Iterator[bool]:
+        """Return whether each group, in the order of `columns`, has `text` in its prompt, a completion or a turn.
+
+        Upper and lower case are alike. A line is parsed only where its bytes have the text, in whichever field.
+        """
+        wanted = text.casefold()
+        quoted = json.dumps(wanted, ensure_ascii=False)[1:-1]
+        for line in self._each(step):
+            near = quoted in line.decode("utf-8", "replace").casefold()
+            yield near and any(wanted in each.casefold() for each in texts_in(record_at([line], 0) or {}))
 
     def prompt(self, prompt_id: int) -> list[tuple[int, int]]:
         """Return (step, group) of each group of this prompt, in order: the same prompt over time."""
@@ -146,6 +149,15 @@ class RolloutIndex:
                 del self._cached[next(iter(self._cached))]
             self._cached[step] = source, *found
         return self._cached[step][1:]
+
+    def _each(self, step: int) -> Iterator[bytes]:
+        """Return the line of each group in the order of `columns`; b"" for one that cannot be had."""
+        columns = self.columns(step)
+        before, lines = -1, list[bytes]()
+        for offset, line in zip(columns["offset"].tolist(), columns["line"].tolist(), strict=True):
+            if offset != before:
+                before, lines = offset, self._lines(step, offset)
+            yield lines[line] if line < len(lines) else b""
 
     def _lines(self, step: int, offset: int) -> list[bytes]:
         """Return the lines of the gzip member at a place; of a damaged one those that can be had."""

@@ -21,8 +21,6 @@ LEVEL = 4
 BLOCK_BYTES = 64 << 10
 """The least text of a gzip member, but for the last: one group is read without the others, and the file stays small."""
 
-_NAME = re.compile(r"step-(\d{6,})\.jsonl\.gz")
-
 
 class RolloutFiles:
     """The files of a run's groups, by the number of the step. Everything that writes them does it here.
@@ -39,8 +37,7 @@ class RolloutFiles:
 
     def steps(self) -> tuple[int, ...]:
         """Return the steps that have groups, ascending; none where there is no folder."""
-        names = (_NAME.fullmatch(entry.name) for entry in self.folder.glob("step-*"))
-        return tuple(sorted(int(match[1]) for match in names if match))
+        return steps_in(self.folder, GROUPS)
 
     @staticmethod
     def content(records: Iterable[Mapping[str, Any]]) -> dict[str, bytes]:
@@ -79,6 +76,12 @@ class RolloutFiles:
         durable.own_folder(self.folder)
         for suffix in (GROUPS, INDEX, TOKENS):
             self.path(step, suffix).unlink(missing_ok=True)
+
+
+def steps_in(folder: Path, suffix: str) -> tuple[int, ...]:
+    """Return the steps that have a file `step-000012.SUFFIX` in a folder, ascending; none where there is no folder."""
+    names = (re.fullmatch(rf"step-(\d{{6,}})\.{suffix}", entry.name) for entry in folder.glob("step-*"))
+    return tuple(sorted(int(match[1]) for match in names if match))
 
 
 def steps_in_words(steps: Sequence[int]) -> str:

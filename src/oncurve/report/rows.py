@@ -99,6 +99,13 @@ def record_at(lines: Sequence[bytes], line: int) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def texts_in(record: Mapping[str, Any]) -> Iterator[str]:
+    """Return the texts of a group in which one looks for words: of the prompt, of completions and of their turns."""
+    parts = [record.get("prompt", {}), *record.get("completions", ())]
+    for part in parts:
+        yield from (str(each.get("text", "")) for each in (part, *(part.get("turns") or ())))
+
+
 def members(path: Path, start: int = 0) -> Iterator[tuple[int, int, bytes]]:
     """Return the offset, the length and the text of each gzip member of a file from `start` on.
 

@@ -1,4 +1,4 @@
-"""`oncurve show`: a step's groups as a table, or one group with the tokens that its step has changed most."""
+"""`oncurve show`: a step's groups, or one of them with the tokens that its step has changed most; what flipped."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.parse import quote
 from oncurve.base.errors import ConfigError, RunDirectoryError
 from oncurve.base.output import visible
 from oncurve.metrics import short
+from oncurve.report.evaluations import compared, results_of
 from oncurve.report.groups import ENDINGS
 from oncurve.report.index import RolloutIndex
 from oncurve.report.records import read_run
@@ -22,12 +23,12 @@ MOST_CHANGED = 5
 ABOUT = ("reward", "parts", "valid", "fault", "extras", "advantage", "ended", "text", "turns", "outcome")
 
 
-def link(run: str, *numbers: int | None) -> str:
-    """Return the link `#/run/step/group/completion/token` to a place in a run, as far as its `numbers` are given.
+def link(run: str, *parts: int | str | None) -> str:
+    """Return the link `#/run/step/group/completion/token` to a place in a run, as far as its `parts` are given.
 
     Example: `link("runs/sums", 40, 3)` is "#/runs%2Fsums/40/3".
     """
-    return "/".join(["#", quote(run, safe=""), *(str(number) for number in numbers if number is not None)])
+    return "/".join(["#", *(quote(str(part), safe="") for part in (run, *parts) if part is not None)])
 
 
 def look_at(
@@ -121,6 +122,60 @@ def _most(tokens: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     ranked = sorted(tokens, key=lambda token: -abs(token["change"]))
     alike = {(each["group"], each["token"], each["piece"], round(each["change"], 5)): each for each in reversed(ranked)}
     return list(alike.values())[: -MOST_CHANGED - 1 : -1]
+
+
+def look_at_flips(
+    run: Path, first: int | None = None, last: int | None = None, problem: int | None = None
+) -> dict[str, Any]:
+    """Return `compared` with links; of a `problem` also its `results` in both evaluations.
+
+    Raises RunDirectoryError: it is no run, or has no such evaluation. ConfigError: no such problem.
+    """
+    read_run(run)
+    name, found = run.resolve().name, compared(run, first, last)
+    place = "evaluation", found["first"], found["last"]
+    found |= {"run": name, "link": link(name, *place, problem)}
+    if problem is None:
+        rows = [{**each, "link": link(name, *place, each["problem"])} for each in found["problems"]]
+        return found | {"problems": rows}
+    try:
+        results = results_of(run, problem, place[1:])
+    except KeyError as error:
+        raise ConfigError(f"--group: these evaluations have no problem {problem}") from error
+    return {key: found[key] for key in ("run", "link", "first", "last")} | {"problem": problem, "results": results}
+
+
+def flips_text(found: Mapping[str, Any]) -> str:
+    """Return what `look_at_flips` returns as lines for a terminal."""
+    steps = f"step {found['first']} to step {found['last']}"
+    if "results" in found:
+        one = found["results"][0]
+        lines = [f"problem {found['problem']}, {steps}   {found['link']}", "", "prompt", *_indented(one["prompt"])]
+        lines += [] if one["answer"] is None else [f"answer: {_one_line(one['answer'])}"]
+        for each in found["results"]:
+            verdict = {True: "right", False: "wrong", None: "no verdict"}[each["right"]]
+            about = f"{verdict}, reward {_short(each['reward'])}, {ENDINGS.get(each['ended'], each['ended'])}"
+            about += f", {_samples(each['samples'])} samples right" if each["samples"] else ""
+            lines += ["", f"after step {each['step']}: {visible(about)}", *_indented(each["reply"])]
+        return "\n".join(lines)
+    counts = ", ".join(f"{count} {change}" for change, count in found["counts"].items())
+    flipped = [each for each in found["problems"] if " to " in each["change"]]
+    rows = [
+        (
+            str(each["problem"]),
+            each["change"],
+            " → ".join(map(_samples, each["samples"])) if None not in each["samples"] else "-",
+            _one_line(each["prompt"]),
+            each["link"],
+        )
+        for each in flipped
+    ]
+    heads = [("problem", "change", "samples", "prompt", "")] if rows else []
+    return "\n".join([f"{steps}: {counts}   {found['link']}", *(_table([*heads, *rows]) if rows else [])])
+
+
+def _samples(pair: Sequence[int] | None) -> str:
+    return "-" if pair is None else f"{pair[0]}/{pair[1]}"
 
 
 def show_text(found: Mapping[str, Any]) -> str:

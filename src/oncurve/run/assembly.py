@@ -43,8 +43,9 @@ from oncurve.run.building import (
     host_of,
     with_environment,
 )
+from oncurve.run.card import write_card
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
-from oncurve.run.evaluating import evaluate_policy
+from oncurve.run.evaluating import evaluate_policy, results_by_problem
 from oncurve.run.iterations import LabellingInputs, iterations, step_locator
 from oncurve.run.loop import credit_of, groups_of, trainer_config
 from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer, room_for_prompts
@@ -173,12 +174,19 @@ class Run:
     def measured(self, step: int) -> dict[str, float]:
         """Return what an evaluation while training adds to the metrics of `step`; of a warm start also the loss."""
         samples = self.demonstrations is None or (len(self.eval_prompts) > 0 and bool(self.config.rewards))
-        found = self.evaluate(self.config.eval.n).to_metrics() if samples else {}
+        found = self.recorded(step, self.evaluate(self.config.eval.n)).to_metrics() if samples else {}
         return found if self.held_out is None else found | held_out_loss(self.learner, self.held_out)
 
+    def recorded(self, step: int, evaluation: Evaluation) -> Evaluation:
+        """Return an evaluation after `step`, whose results by problem the run's directory keeps, if there is one."""
+        if self.trainer.recorder is not None:
+            self.trainer.recorder.evaluation(step, results_by_problem(evaluation, self.config))
+        return evaluation
+
     def save_model(self, path: Path) -> None:
-        """Write the policy in Hugging Face form, from the full-precision masters."""
+        """Write the policy in Hugging Face form, from the full-precision masters, with its model card."""
         self.learner.export(path)
+        write_card(path, self.config, None if self.directory is None else self.directory.path)
 
     def save_reward_model(self, path: Path) -> bool:
         """Return the reward model as the iterations have left it, in Hugging Face form; whether there is one."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from oncurve.config import RunConfig
+from itertools import zip_longest
+from typing import Any
+
+from oncurve.config import RunConfig, to_tables
 from oncurve.data import Prompts
 from oncurve.evaluate import Evaluation, evaluate, part_is_1
+from oncurve.report import answer_column, answer_of_row
 from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine
 from oncurve.run.iterations import ScoredBy
@@ -33,3 +37,33 @@ def evaluate_policy(
         verifier=verifier,
         seed=config.run.seed,
     )
+
+
+LONGEST_TEXT = 8000
+"""The most characters of a prompt and of a completion that are kept of an evaluation."""
+
+
+def results_by_problem(evaluation: Evaluation, config: RunConfig) -> list[dict[str, Any]]:
+    """Return what became of each problem, as `EvaluationFiles` writes it."""
+    correct = None if evaluation.verifier is None else part_is_1(evaluation.verifier)
+    named = answer_column(to_tables(config))
+    found = []
+    for greedy, sampled in zip_longest(evaluation.greedy, evaluation.sampled):
+        prompt, reply, score = greedy.prompt, greedy.completions[0], greedy.scores[0]
+        verdicts = [correct(each) for each in sampled.scores] if sampled is not None and correct is not None else []
+        known = [right for right in verdicts if right is not None]
+        answer, right = answer_of_row(prompt.columns, named), None if correct is None else correct(score)
+        found.append(
+            {
+                "id": prompt.id,
+                "prompt": prompt.text[:LONGEST_TEXT],
+                "answer": None if answer is None else answer[:LONGEST_TEXT],
+                "reply": reply.text[:LONGEST_TEXT],
+                "ended": reply.ended,
+                "reward": score.reward if score.valid else None,
+                "fault": score.fault,
+                "right": None if right is None else bool(right),
+                "samples": [sum(known), len(known)] if known else None,
+            }
+        )
+    return found

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from oncurve.base.closing import Closing
-from oncurve.base.errors import ConfigError
+from oncurve.base.errors import ConfigError, command
 from oncurve.data import Prompts, Rows, check_row
 from oncurve.display import run_card
 from oncurve.evaluate import EVALUATION_DRAW, Evaluation
-from oncurve.report import Groups, Page, charts_page, group_record, read_run, report_page, steps_in_words
+from oncurve.report import Groups, Page, charts_page, group_record, link, read_run, report_page, steps_in_words
 from oncurve.rollout import sample
 from oncurve.run.assembly import Run
 from oncurve.trainer import StepResult
@@ -70,8 +70,13 @@ class TrainedRun(Closing):
         steps = f"{done} steps" if done == planned else f"{done} of {planned} steps"
         where = "in memory (no out=)" if self.directory is None else str(self.directory)
         stopped = [] if self.stopped_by is None else [f"stopped by {self.stopped_by}"]
-        more = "run.plot()  run.groups()  run.sample()  run.evaluate()  run.report()  run.metrics.to_pandas()"
-        return run_card(" · ".join([where, steps, *stopped]), self._whole(), [more])
+        more = ["run.plot()  run.groups()  run.sample()  run.evaluate()  run.report()  run.metrics.to_pandas()"]
+        if self.directory is not None:
+            more.append(
+                f"In a browser: {command('view', self.directory, '--at', link(self.directory.resolve().name, done))}"
+            )
+            more.append("Links: #/run/step/group/completion/token, #/run/evaluation, #/run/doctor, #/run/curves/metric")
+        return run_card(" · ".join([where, steps, *stopped]), self._whole(), more)
 
     @property
     def model(self) -> nn.Module:

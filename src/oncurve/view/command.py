@@ -12,11 +12,11 @@ import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote
 
 from oncurve.base.errors import ConfigError, RunDirectoryError, shown
 from oncurve.base.output import say
 from oncurve.base.paths import usable_path
+from oncurve.report import link
 from oncurve.view.export import write_copy
 from oncurve.view.library import Library
 
@@ -24,10 +24,12 @@ PORT = 8765
 """The first port that is tried; the next free one is taken where none is named."""
 
 
-def view(folder: Path, port: int | None, browser: bool) -> None:
+def view(folder: Path, port: int | None, browser: bool, at: str | None = None) -> None:
     """Serve the runs in and below `folder` until the process is interrupted; the first line printed is the address.
 
-    Raises ConfigError: the extra is not installed, the port is taken. RunDirectoryError: there is no such folder.
+    `at` is the link `#/run/...` at which the page opens.
+    Raises ConfigError: the extra is not installed, the port is taken, `at` is no link. RunDirectoryError: there is no
+    such folder.
     """
     try:
         import uvicorn
@@ -36,10 +38,14 @@ def view(folder: Path, port: int | None, browser: bool) -> None:
     except ImportError as error:
         raise ConfigError("oncurve view needs its extra: pip install oncurve[view]") from error
     key, library = secrets.token_urlsafe(24), Library(existing(folder))
-    alone = [quote(name, safe="") for name, path in library.names().items() if path == library.root]
+    opens = (
+        next((link(name) for name, path in library.names().items() if path == library.root), "#/") if at is None else at
+    )
+    if not opens.startswith("#/"):
+        raise ConfigError(f"--at: expected a link such as '#/run/40/3', got {shown(at)}")
     with _listening(port) as listening:
         number = listening.getsockname()[1]
-        address = "/".join([f"http://127.0.0.1:{number}/#key={key}", *alone])
+        address = f"http://127.0.0.1:{number}/#key={key}{opens[1:].rstrip('/')}"
         settings = uvicorn.Config(
             application(library, key),
             http="h11",

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ import numpy as np
 from oncurve import durable
 from oncurve.base.errors import OncurveError, RunDirectoryError
 from oncurve.metrics import METRICS
-from oncurve.report import RolloutIndex, RunRecord, read_run
+from oncurve.report import EvaluationFiles, RolloutIndex, RunRecord, compared, read_run, results_of
 from oncurve.run import find_runs, list_runs
 
 FILES = ("config.toml", "environment.json", "evaluation.json", "metrics.jsonl")
-FOLDERS = ("rollouts",)
+FOLDERS = ("rollouts", "evaluations")
 """The entries of a run that are read; a run in which one of them leads elsewhere is refused."""
 
 REFUSED = {"state": "refused", "step": 0, "steps": None, "written": 0.0, "reward": None, "accuracy": None}
@@ -31,6 +31,7 @@ REFUSED = {"state": "refused", "step": 0, "steps": None, "written": 0.0, "reward
 
 MOST_ROWS = 200
 MOST_METRIC_BYTES = 4 << 20
+SEARCH_SECONDS, MOST_SEARCHES = 0.4, 4
 DOCTOR_SECONDS = 120
 LOOK_AGAIN_SECONDS = 2.0
 """The time for which the list of folders is kept: below it live a hundred thousand files."""
@@ -56,7 +57,8 @@ class Library:
         self._known: dict[Path, tuple[str, dict[str, Any], RunRecord]] = {}
         self._indexes: dict[Path, RolloutIndex] = {}
         self._doctored: dict[Path, tuple[str, Any]] = {}
-        self._one_doctor = threading.Lock()
+        self._one_doctor, self._one_search = threading.Lock(), threading.Lock()
+        self._searches: dict[tuple[RolloutIndex, int, str], _Search] = {}
         self._questions: dict[str, Callable[..., Any]] = {
             "runs": self.runs,
             "declared": self.declared,
@@ -66,6 +68,8 @@ class Library:
             "groups": self.groups,
             "group": self.group,
             "prompt": self.prompt,
+            "flips": self.flips,
+            "problem": self.problem,
             "doctor": self.doctor,
         }
 
@@ -76,7 +80,7 @@ class Library:
         OncurveError: the run cannot be read.
         """
         ask = self._questions[question]
-        numbers = {"offset", "step", "group", "prompt", "start", "count", "falling"}
+        numbers = {"offset", "step", "group", "prompt", "start", "count", "falling", "first", "last", "problem"}
         values = {name: int(value) if name in numbers else value for name, value in arguments.items()}
         try:
             inspect.signature(ask).bind(**values)
@@ -122,6 +126,7 @@ class Library:
             "environment": record.environment,
             "evaluation": record.evaluation,
             "kept": list(self._index(path).steps()),
+            "evaluations": list(EvaluationFiles(path).steps()),
             "damage": list(record.damage),
         }
 
@@ -155,15 +160,19 @@ class Library:
     ) -> dict[str, Any]:
         """Return rows `start` to `start + count` (200 at most) of a step's groups, sorted and filtered, and how many
         there are.
+
+        A `text` is looked for in whole prompts and completions, for `SEARCH_SECONDS` at a time: `searched` says in how
+        many groups so far. The same question goes on where the last one ended.
         """
         index = self._index(self._path(run))
         columns = index.columns(step)
         if sort not in SORTS or (only and only not in FILTERS):
             raise ValueError("no such order or filter")
         kept = np.ones(len(columns["group"]), dtype=bool) if not only else np.asarray(FILTERS[only](columns))
+        searched = len(kept)
         if text:
-            wanted = text.casefold()
-            kept &= np.fromiter((wanted in prompt.casefold() for prompt in index.prompts(step)), bool, len(kept))
+            having, searched = self._search(index, step, text)
+            kept &= having
         values = np.asarray(columns[sort], dtype="f8")
         order = np.argsort(-values if falling else values, kind="stable")  # NaN, not known, is last both ways
         order = order[kept[order]]
@@ -171,6 +180,7 @@ class Library:
         return {
             "total": len(kept),
             "found": len(order),
+            "searched": searched,
             "verified": bool((columns["right"] >= 0).any()),
             "start": start,
             "rows": index.rows(step, order[start:end].tolist()),
@@ -197,6 +207,14 @@ class Library:
             found += [{"step": step, **row} for row in index.rows(step, places.tolist())]
         return found
 
+    def flips(self, run: str, first: int, last: int) -> dict[str, Any]:
+        """Return what became of the held-out problems between the evaluations after two steps."""
+        return compared(self._path(run), first, last)
+
+    def problem(self, run: str, first: int, last: int, problem: int) -> list[dict[str, Any]]:
+        """Return the results of a held-out problem in two evaluations."""
+        return results_of(self._path(run), problem, (first, last))
+
     def doctor(self, run: str) -> Any:
         """Return what `oncurve doctor` finds, from a process of its own: its rules need torch, and seconds."""
         path = self._path(run)
@@ -205,6 +223,22 @@ class Library:
             if self._doctored.get(path, ("",))[0] != stamp:
                 self._doctored[path] = (stamp, _doctored(path))
             return self._doctored[path][1]
+
+    def _search(self, index: RolloutIndex, step: int, text: str) -> tuple[np.ndarray[Any, Any], int]:
+        """Go on looking for a text; returns which groups have it, as far as is known, and in how many it was sought."""
+        columns, key = index.columns(step), (index, step, text)
+        with self._one_search:
+            search = self._searches.pop(key, None)
+            if search is None or search.columns is not columns:
+                search = _Search(columns, index.having(step, text), np.zeros(len(columns["group"]), dtype=bool))
+            self._searches = dict([*self._searches.items(), (key, search)][-MOST_SEARCHES:])
+            until = time.monotonic() + SEARCH_SECONDS
+            for has in search.rest:
+                search.having[search.done] = has
+                search.done += 1
+                if time.monotonic() > until:
+                    break
+            return search.having, search.done
 
     def _path(self, run: str) -> Path:
         names = self.names()
@@ -246,6 +280,16 @@ class Library:
                 continue
             found.append(f"{about.st_size:x}.{about.st_mtime_ns:x}")
         return "-".join(found)
+
+
+@dataclass
+class _Search:
+    """A search that goes on: the groups that have the text among the first `done`."""
+
+    columns: Mapping[str, Any]
+    rest: Iterator[bool]
+    having: np.ndarray[Any, Any]
+    done: int = 0
 
 
 def _flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from fakes.project import oncurve
-from fakes.viewed import KEY, write_run
+from fakes.viewed import KEY, record, write_run
+from oncurve.report import RolloutFiles
 from oncurve.view import FOLDER, Library, application, bundle, copy_runs
 from oncurve.view.front import OWN, VENDORED
 
@@ -21,6 +22,8 @@ ASKED = {
     "groups": {"run": "a", "step": 3},
     "group": {"run": "a", "step": 3, "group": 0},
     "prompt": {"run": "a", "prompt": 0},
+    "flips": {"run": "a", "first": 0, "last": 3},
+    "problem": {"run": "a", "first": 0, "last": 3, "problem": 0},
     "doctor": {"run": "a"},
 }
 ROUTES = ["/", "/view.js", "/view.css", "/nothing", *(f"/api/{question}" for question in ASKED)]
@@ -89,7 +92,12 @@ def test_only_runs_that_were_found_have_names(client, name: str) -> None:
 
 def test_a_run_that_leads_elsewhere_is_refused(client, site: Path) -> None:
     for number, name in enumerate(
-        ("metrics.jsonl", "config.toml", "rollouts/step-000001.jsonl.gz", "rollouts/step-000003.tokens")
+        (
+            "metrics.jsonl",
+            "evaluations/step-000003.json.gz",
+            "rollouts/step-000001.jsonl.gz",
+            "rollouts/step-000003.tokens",
+        )
     ):
         run = write_run(site / "runs" / f"b{number}")
         (run / name).unlink(missing_ok=True)
@@ -115,6 +123,8 @@ def test_bad_arguments_are_refused_in_words(client) -> None:
         assert ask(client, "groups", 400, **arguments)["error"]
     ask(client, "group", 404, run="a", step=3, group=9)
     ask(client, "group", 404, run="a", step=1, group=0)
+    ask(client, "problem", 404, run="a", first=0, last=3, problem=9)
+    ask(client, "flips", 409, run="a", first=0, last=4)
     ask(client, "secrets", 404)
     assert ask(client, "groups", run="a", step=7)["rows"] == []
 
@@ -128,9 +138,6 @@ def test_a_link_of_another_command_names_a_run_by_its_folder(site: Path) -> None
 
 def test_groups_are_sorted_filtered_and_sent_in_parts(client, site: Path) -> None:
     rewards = [(1.0, 1.0), (0.0, 0.0), (1.0, 0.0), (0.5, 0.0)]
-    from fakes.viewed import record
-    from oncurve.report import RolloutFiles
-
     files = RolloutFiles(site / "runs" / "a")
     records = [
         record(number, f"{'even' if number % 2 == 0 else 'Odd'} {number}", rewards[number % 4]) for number in range(500)
@@ -146,6 +153,45 @@ def test_groups_are_sorted_filtered_and_sent_in_parts(client, site: Path) -> Non
         assert {row["right"] for row in ask(client, "groups", run="a", step=4, only=only)["rows"]} == right
     odd = ask(client, "groups", run="a", step=4, text="oDD 4", count=3)
     assert [row["group"] for row in odd["rows"]] == [41, 43, 45]
+
+
+def test_text_is_found_in_whole_prompts_and_completions_in_parts(client, site: Path, monkeypatch) -> None:
+    monkeypatch.setattr("oncurve.view.library.SEARCH_SECONDS", 0.0)
+    files = RolloutFiles(site / "runs" / "a")
+    texts = ["x" * 500 + ' Straße "7"\n', "reward ids", "\u2028 advantage", "none", "STRASSE"]
+    texts += [f"some {number}" for number in range(45)]
+    records = [record(number, text) for number, text in enumerate(texts)]
+    records[3]["completions"][1]["text"] = "a completion with a STRASSE in it"
+    records[4]["prompt"]["text"], records[4]["completions"][0]["text"] = "none", "none"
+    files.write(5, files.content(records))
+    for text in (
+        "strasse",
+        '"7"\n',
+        "advantage",
+        "REWARD ids",
+        "sample_index",
+        "\u2028",
+        "some 4",
+        "logprobs",
+        "e",
+        "\\",
+    ):
+        found, parts = {"searched": 0}, 0
+        while found["searched"] < len(texts):
+            before, found = found["searched"], ask(client, "groups", run="a", step=5, text=text)
+            parts += 1
+            assert found["searched"] > before
+        slow = [
+            number
+            for number, each in enumerate(records)
+            for part in [
+                [each["prompt"]["text"]]
+                + [one["text"] for item in each["completions"] for one in (item, *item["turns"])]
+            ]
+            if any(text.casefold() in one.casefold() for one in part)
+        ]
+        assert [row["group"] for row in found["rows"]] == slow, text
+        assert parts > 10
 
 
 def test_a_hundred_thousand_groups_cost_what_is_shown(client, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

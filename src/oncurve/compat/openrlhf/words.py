@@ -30,7 +30,7 @@ SHORTHANDS: dict[str, dict[str, Any]] = _NAMES["shorthands"]
 ABOUT = (HERE / "about.md").read_text(encoding="utf-8") + "\n".join(
     f"* `--{old}`: `--{new}`" for old, new in sorted(RENAMED.items()) if new.replace(".", "_") != old
 )
-"""The text of docs/coming-from.md before the table of flags, which has the names of 0.11."""
+"""The text of the page "Coming from another tool" before the table of flags, which has the names of 0.11."""
 
 THRESHOLD = "algo.advantage.is_correction_threshold"
 

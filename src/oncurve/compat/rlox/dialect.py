@@ -59,7 +59,7 @@ FUNCTIONS: dict[str, Function] = {
 }
 DIALECT = Dialect("rlox", "1.2", keys_of(Path(__file__).with_name("keys.toml"), FUNCTIONS))
 ABOUT = Path(__file__).with_name("about.md").read_text(encoding="utf-8")
-"""The text of docs/coming-from.md before the table of settings."""
+"""The text of the page "Coming from another tool" before the table of settings."""
 
 
 def translated(path: Path) -> Translation | None:

@@ -20,7 +20,7 @@ from oncurve.compat.trl.run_trainer import RunTrainer
 
 
 class GRPOTrainer(RunTrainer):
-    """TRL's `GRPOTrainer`, with its arguments; `docs/coming-from.md` says what becomes of each.
+    """TRL's `GRPOTrainer`, with its arguments; the page "Coming from another tool" says what becomes of each.
 
     model               a folder or hub id, or a module, which is trained in place; of a PeftModel its new adapter
     reward_funcs        a function of TRL's signature, a reward model's folder or hub id, or a list of them

@@ -25,4 +25,4 @@ OPEN = (
 """Settings that are tables with free names: `custom_reward_function.reward_kwargs.limit=3` is a part of one."""
 
 ABOUT = (HERE / "about.md").read_text(encoding="utf-8") + "\n".join(reward.checker_rows())
-"""The text of docs/coming-from.md before the table of settings."""
+"""The text of the page "Coming from another tool" before the table of settings."""

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from oncurve import durable
-from oncurve.base.errors import CheckpointError, ConfigError, RunDirectoryError, command
+from oncurve.base.errors import CheckpointError, ConfigError, OncurveError, RunDirectoryError, command
 from oncurve.base.imports import only_looking
 from oncurve.base.paths import usable_path
 from oncurve.config import IN_MEMORY, MADE_HERE, RunConfig, load_config, unsigned
 from oncurve.machine.threads import prepare_process
 from oncurve.models.loading import ADAPTER, offline
 from oncurve.run.building import build_learner
+from oncurve.run.card import CARD, write_card
 from oncurve.run.directory.folder import CONFIG, RunDirectory
 from oncurve.trainer import Checkpoints, FoundCheckpoint
 
@@ -83,6 +84,31 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
     raise AssertionError
 
 
+def push_export(exported: Exported, repository: str) -> str:
+    """Upload an exported policy with its card to `OWNER/NAME` of the hub, which is made as a private one if it is not
+    there; its address. Raises ConfigError: no such name. OncurveError: the hub refuses.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    api = HfApi()
+    try:
+        address = str(api.create_repo(repository, private=True, exist_ok=True))
+        message = f"oncurve: the policy after step {exported.step}"
+        api.upload_folder(
+            repo_id=repository, folder_path=exported.path, commit_message=message, ignore_patterns=[durable.MANIFEST]
+        )
+    except HFValidationError as error:
+        raise ConfigError(f"--push: {error}") from error
+    except (HfHubHTTPError, OSError) as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise OncurveError(
+            f"{exported.path} is written, and the hub did not take it: {reason}; log in by `hf auth login`, then: "
+            f"hf upload {repository} {exported.path}"
+        ) from error
+    return address
+
+
 def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path, config: RunConfig) -> FoundCheckpoint:
     """Return the checkpoint that `step` means."""
     if step is not None and step != "best" and not step.isdecimal():
@@ -120,9 +146,10 @@ def _export(config: RunConfig, found: FoundCheckpoint, step: int, out: Path, ada
         made = aside / out.name
         try:
             learner.export(made)
+            write_card(made, config, found.path.parent.parent)
             if adapter:
                 files = [path for path in (made / ADAPTER).iterdir() if path.name != durable.MANIFEST]
-                durable.write_directory(made, {path.name: path.read_bytes() for path in files})
+                durable.write_directory(made, {path.name: path.read_bytes() for path in (*files, made / CARD)})
             made.rename(out)
         except durable.StorageError as error:
             raise error.renamed(f"{aside.name}/", "") from error

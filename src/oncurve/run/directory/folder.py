@@ -5,6 +5,7 @@ metrics.jsonl      one line a step                        rollouts/          eve
 checkpoints/       for a resume                           model/             the policy in Hugging Face form
 model/adapter/     the adapter alone in PEFT's form, where one was trained
 report.html        the run on one page                    incidents/         batches of skipped updates
+evaluations/       held-out problems, by evaluation
 tensorboard/  wandb/   what these trackers write
 replay.jsonl       the reward model's examples from iterations    reward_model/      after the last iteration
 replies/           the answers of a `model_judge`; eval_replies/: to `oncurve eval`
@@ -59,6 +60,7 @@ FOLDERS = (
     "checkpoints",
     "checkpoints/frozen",
     "rollouts",
+    "evaluations",
     "incidents",
     HISTORY,
     REPLIES,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from oncurve import durable
-from oncurve.report import TOKENS, Pieces, RolloutFiles, group_record, packed_tokens
+from oncurve.report import TOKENS, EvaluationFiles, Pieces, RolloutFiles, group_record, packed_tokens
 from oncurve.trainer.saving.refusals import Refusals
 from oncurve.trainer.saving.retention import RolloutsSettings
 from oncurve.trainer.state import TrainerState
@@ -30,6 +30,7 @@ class Recorder:
     rollouts/step-000012.jsonl.gz   one group per line: prompt, completions, token ids, log-probs, rewards, advantages
     rollouts/step-000012.index.gz   one row per group, by which groups are listed and read one at a time
     rollouts/step-000012.tokens     texts of the tokens, and their numbers before and after the updates
+    evaluations/step-000012.json.gz the result of every held-out problem in the evaluation after the step
     metrics.jsonl                   one line per step, declared keys
     incidents/step-000012-0/        the batch of an update that was skipped, as tensors
 
@@ -60,7 +61,9 @@ class Recorder:
         self._pieces = None if tokenizer is None else Pieces(tokenizer.decode)
         self._verifier = verifier
         self._files = RolloutFiles(directory)
+        self._evaluations = EvaluationFiles(directory)
         durable.own_folder(self._files.folder)
+        self._evaluations.remove_after(state.step)
         self._kept = set(self._files.steps())
         self._making: tuple[int, Future[dict[str, bytes]]] | None = None
         self._ends, self._texts, self._numbers = list[int](), dict[str, str](), dict[str, Tensor]()
@@ -92,6 +95,11 @@ class Recorder:
     def tokens(self, numbers: Mapping[str, Tensor]) -> None:
         """Take numbers of the tokens of the groups whose writing was begun, `(N,)` by name, in their order."""
         self._numbers |= numbers
+
+    def evaluation(self, step: int, problems: Sequence[Mapping[str, Any]]) -> None:
+        """Write the results of the held-out problems after `step`; those that a full disk refuses are given up."""
+        self.check()
+        self.refusals.allow(lambda: self._evaluations.write(step, problems))
 
     def finish_rollouts(self) -> None:
         """Wait for the groups whose writing was begun, and write them. Raises StorageError, unless the disk is full."""

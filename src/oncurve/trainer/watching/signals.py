@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -72,6 +73,7 @@ class StopSignals:
         self._limit = TimeLimit(max_minutes)
         self.requested: signal.Signals | None = None
         self._before: dict[signal.Signals, object] = {}
+        self._hook = sys.unraisablehook
         self._saving = False
         self._checkpoint = output.checkpoint_was_asked()
 
@@ -83,11 +85,13 @@ class StopSignals:
             self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._want_checkpoint)
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._abandon)
             self._before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader that is gone
+            sys.unraisablehook = self._abandon_again
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            sys.unraisablehook = self._hook
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -173,3 +177,10 @@ class StopSignals:
 
     def _abandon(self, number: int, frame: FrameType | None) -> None:
         raise StepAbandonedError
+
+    def _abandon_again(self, dropped: sys.UnraisableHookArgs) -> None:
+        """Raise a StepAbandonedError once more that Python dropped, because it came in a `__del__` or a callback."""
+        if dropped.exc_type is StepAbandonedError:
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        else:
+            self._hook(dropped)

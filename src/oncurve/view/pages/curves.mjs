@@ -131,10 +131,11 @@ const points = (lines, key) => lines.filter((line) => key in line && "step" in l
 const folder = (key) => (key.includes("/") ? key.split("/")[0] : "other");
 
 // The charts of one or several runs; `all` has the lines of each.
-export function Curves({ names, all, declared }) {
+export function Curves({ names, all, declared, metric }) {
   const [smooth, setSmooth] = useChoice("smooth", 0);
   const [log, setLog] = useChoice("log", false);
   const [wanted, setWanted] = useChoice("wanted", "");
+  useEffect(() => void (metric && setWanted(metric)), [metric]); // a link to a curve
   const view = useMemo(() => ({ smooth, log }), [smooth, log]);
   const keys = [...new Set(all.flatMap((lines) => lines.flatMap((line) => Object.keys(line))))].filter((key) => !HIDDEN.has(key));
   const shown = keys.filter((key) => key.toLowerCase().includes(wanted.toLowerCase()));

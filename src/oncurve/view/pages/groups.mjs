@@ -19,33 +19,44 @@ const TESTS = {
   invalid: (row) => row.invalid > 0,
 };
 
+const textsOf = (group) => [group.prompt, ...group.completions].flatMap((each) => [each, ...(each.turns ?? [])]).map((each) => (each.text ?? "").toLowerCase());
+const sought = new Map(); // the groups of a copy that have a text, by the question
+
 // In a copy the page sorts and filters by itself, as the server does.
-function selected(found, { sort, falling, only, text, start }) {
+async function selected(of, { sort, falling, only, text, start }) {
+  const found = await get("groups", of);
   const wanted = text.toLowerCase();
-  const rows = found.rows.filter((row) => (!only || TESTS[only](row)) && row.prompt.toLowerCase().includes(wanted));
+  const name = JSON.stringify([of, wanted]);
+  const having = sought.get(name) ?? new Set();
+  if (wanted && !sought.has(name)) {
+    for (const row of found.rows) if (textsOf(await get("group", { ...of, group: row.group })).some((each) => each.includes(wanted))) having.add(row.group);
+    sought.set(name, having);
+  }
+  const rows = found.rows.filter((row) => (!only || TESTS[only](row)) && (!wanted || having.has(row.group)));
   const size = (row) => row[sort] ?? (falling ? -Infinity : Infinity);
   rows.sort((a, b) => (falling ? size(b) - size(a) : size(a) - size(b)));
-  return { ...found, found: rows.length, start, rows: rows.slice(start, start + WINDOW) };
+  return { ...found, found: rows.length, searched: found.total, start, rows: rows.slice(start, start + WINDOW) };
 }
 
-const ask = async (of, how) => (isCopy ? selected(await get("groups", of), how) : get("groups", of, { ...how, falling: Number(how.falling), count: WINDOW }));
+const ask = async (of, how) => (isCopy ? selected(of, how) : get("groups", of, { ...how, falling: Number(how.falling), count: WINDOW }));
 
 // The rows near the window, by their place in the order; fetched when they come near.
 function useRows(of, how, stamp) {
   const [state, setState] = useState({ rows: new Map(), about: null, error: null });
   const asked = useRef(new Set());
-  const name = JSON.stringify([of, how, stamp]);
+  const [part, setPart] = useState(0); // a search is answered in parts
+  const name = JSON.stringify([of, how, stamp, part]);
   const now = useRef(name);
   now.current = name;
   const fetch = (start) => {
     if (asked.current.has(`${name} ${start}`)) return;
     asked.current.add(`${name} ${start}`);
     ask(of, { ...how, start }).then(
-      (found) => now.current === name && setState((old) => {
+      (found) => now.current === name && (found.searched < found.total && setPart(part + 1), setState((old) => {
         const rows = old.name === name ? new Map(old.rows) : new Map();
         found.rows.forEach((row, place) => rows.set(start + place, row));
         return { name, rows, about: found, error: null };
-      }),
+      })),
       (error) => (asked.current.delete(`${name} ${start}`), now.current === name && setState((old) => ({ ...old, error }))),
     );
   };
@@ -77,7 +88,7 @@ function Table({ of, how, stamp, setSort, target }) {
   });
   if (about === null) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;
   const shown = Array.from({ length: Math.max(0, last - first) }, (_, number) => first + number);
-  return html`<p class="dim" role="status">${about.found.toLocaleString("en")} of ${about.total.toLocaleString("en")} groups</p>
+  return html`<p class="dim" role="status">${about.found.toLocaleString("en")} of ${about.total.toLocaleString("en")} groups${about.searched < about.total && `, ${about.searched.toLocaleString("en")} searched …`}</p>
     <div class="grid" role="table" aria-label="Groups" aria-rowcount=${about.found + 1}>
       <div role="rowgroup"><div class="row heads" role="row">${COLUMNS.map(([id, name]) => html`<span key=${id} class=${`c-${id}`} role="columnheader"
         aria-sort=${how.sort !== id ? undefined : how.falling ? "descending" : "ascending"}>${id === "prompt" ? name : html`<button type="button"
@@ -96,6 +107,8 @@ export function Groups({ run, step }) {
   const [sort, setSort] = useChoice("sort", { sort: "group", falling: false });
   const [only, setOnly] = useChoice("only", "");
   const [text, setText] = useChoice("text", "");
+  const typing = useRef(null);
+  const type = (next) => (clearTimeout(typing.current), (typing.current = setTimeout(() => setText(next), 250)));
   const [newest, follow] = useChoice("follow", false);
   const kept = about?.kept ?? [];
   const at = kept.includes(step) ? kept.indexOf(step) : kept.length - 1;
@@ -120,8 +133,8 @@ export function Groups({ run, step }) {
     <div class="tools"><div class="chips" role="group" aria-label="Show">${FILTERS.map(([id, name]) => html`<button key=${id} type="button" aria-pressed=${only === id}
       onClick=${() => setOnly(id)}>${name}</button>`)}<button type="button" aria-pressed=${sort.sort === "spread" && sort.falling}
       onClick=${() => setSort({ sort: "spread", falling: true })}>largest spread</button></div>
-      <label class="field grow"><span>Find</span><input type="search" data-filter value=${text} placeholder="text of the prompt"
-        onInput=${(event) => setText(event.currentTarget.value)} /></label></div>
+      <label class="field grow"><span>Find</span><input type="search" data-filter value=${text} placeholder="text of prompts and completions"
+        onInput=${(event) => type(event.currentTarget.value)} /></label></div>
     <${Table} key=${kept[at]} of=${{ run, step: kept[at] }} how=${{ ...sort, only, text }} stamp=${kept.at(-1) === kept[at] ? stamp : ""} setSort=${sorted}
       target=${(row) => href(run, kept[at], row.group)} />`}`;
 }

@@ -1,27 +1,29 @@
 // The frame of all pages: where one is, whether the server answers, the keys.
 import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Doctor } from "./findings.mjs";
+import { Doctor, Evaluation } from "./findings.mjs";
 import { Group } from "./group.mjs";
 import { Groups, OverTime } from "./groups.mjs";
 import { html, useKeys, visible } from "./parts.mjs";
 import { Compare, Run, Runs, Settings } from "./runs.mjs";
 import { go, href, link, route, useAnswer } from "./store.mjs";
 
-const PAGES = { runs: Runs, run: Run, compare: Compare, groups: Groups, group: Group, prompt: OverTime, doctor: Doctor, settings: Settings };
+const PAGES = { runs: Runs, run: Run, compare: Compare, groups: Groups, group: Group, prompt: OverTime, doctor: Doctor, evaluation: Evaluation, settings: Settings };
 const KEYS = [["j, k", "next and previous row, or group"], ["[, ]", "earlier and later step"], ["l", "the newest step, and those to come"], ["Enter", "open the row"],
   ["u, Esc", "one level up"], ["/", "find"], ["← →", "one token back or on, in a completion; PgUp, PgDn: 50"], ["c", "the next colour"],
   ["s", "side by side or stacked"], ["f", "figures at the tokens"], ["?", "this list"]];
 const SAID = { lost: "no answer: trying again", refused: "the key is not accepted", live: "live", copy: "copy" };
 
 // The places above this one: [name, address].
-function above({ page, run, step, group, prompt, runs }) {
+function above({ page, run, step, group, prompt, runs, first, last, problem }) {
   const found = [["Runs", "#/"]];
   if (page === "compare") found.push([`compare ${runs.length}`, null]);
   if (run) found.push([run, href(run)]);
   if (step !== null && step !== undefined) found.push([`step ${step}`, href(run, step)]);
   if (group !== null && group !== undefined) found.push([`group ${group}`, null]);
   if (page === "prompt") found.push([`prompt ${prompt}`, null]);
+  if (page === "evaluation") found.push(["evaluation", href(run, "evaluation", ...(problem === null ? [] : [first, last]))]);
+  if (page === "evaluation" && problem !== null) found.push([`problem ${problem}`, null]);
   return found;
 }
 

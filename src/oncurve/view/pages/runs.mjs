@@ -72,7 +72,7 @@ export function Runs() {
 export function Tabs({ run, at, kept }) {
   const last = kept?.at(-1);
   const tabs = [["run", "Curves", href(run)], ["groups", "Groups", last === undefined ? href(run, "groups") : href(run, last)],
-    ["doctor", "Doctor", href(run, "doctor")], ["settings", "Settings", href(run, "settings")]];
+    ["evaluation", "Evaluation", href(run, "evaluation")], ["doctor", "Doctor", href(run, "doctor")], ["settings", "Settings", href(run, "settings")]];
   return html`<nav class="tabs" aria-label="Views of the run">${tabs.map(([id, name, target]) => html`<a key=${id} href=${target}
     aria-current=${id === at ? "page" : undefined}>${name}</a>`)}</nav>`;
 }
@@ -93,7 +93,7 @@ function Tiles({ about, lines }) {
     })}</div>`;
 }
 
-export function Run({ run, declared }) {
+export function Run({ run, declared, metric }) {
   const stamp = useStamp(run);
   const { value: about, error } = useAnswer("run", { run }, {}, stamp);
   const all = useMetrics([run], stamp);
@@ -104,7 +104,7 @@ export function Run({ run, declared }) {
     ${about.damage.map((line) => html`<p class="notice">${visible(line)}</p>`)}
     <${Tabs} run=${run} at="run" kept=${about.kept} />
     <${Tiles} about=${about} lines=${all[0]} />
-    <${Curves} names=${[run]} all=${all} declared=${declared} />`;
+    <${Curves} names=${[run]} all=${all} declared=${declared} metric=${metric} />`;
 }
 
 export function Settings({ run }) {

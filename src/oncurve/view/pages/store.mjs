@@ -20,14 +20,17 @@ const decoded = (text) => {
 };
 const number = (text) => (/^\d{1,15}$/.test(text ?? "") ? Number(text) : null);
 
-// "#/run/step/group/completion/token", "#/run/doctor", "#/run/prompt/7", "#compare/run/run", "#key=KEY" or "#key=KEY/run"
+// "#/run/step/group/completion/token", "#/run/curves/policy%2Fkl", "#/run/doctor", "#/run/prompt/7", "#/run/evaluation/0/40/7", "#compare/run/run",
+// "#key=KEY" or "#key=KEY/run/step"
 export function parsed(hash) {
   const parts = hash.replace(/^#\/?/, "").split("/").map(decoded);
   if (!hash.startsWith("#/")) return parts[0] === "compare" ? { page: "compare", runs: parts.slice(1) } : { page: "runs" };
   const [run, second, group, completion, token] = parts;
   if (!run) return { page: "runs" };
   if (second === "prompt") return { page: "prompt", run, prompt: number(group) };
-  if (["doctor", "settings", "evaluation"].includes(second)) return { page: second, run };
+  if (second === "evaluation") return { page: second, run, first: number(group), last: number(completion), problem: number(token) };
+  if (second === "curves") return { page: "run", run, metric: group ?? null };
+  if (["doctor", "settings"].includes(second)) return { page: second, run };
   const found = { run, step: number(second), group: number(group), completion: number(completion), token: number(token) };
   if (second === "groups") return { ...found, page: "groups", step: null };
   return { ...found, page: found.step === null ? "run" : found.group === null ? "groups" : "group" };
@@ -40,12 +43,13 @@ export const go = (target) => (location.hash = target);
 export const stay = (target) => history.replaceState(null, "", target);
 
 function arrived() {
-  const given = /^#key=([\w-]+)(?:\/([^/]+))?$/.exec(location.hash);
+  const given = /^#key=([\w-]+)(\/.*)?$/.exec(location.hash);
   if (given !== null && !isCopy) {
     localStorage.setItem(KEY, given[1]);
     key.value = given[1];
     link.value = "live";
-    stay(sessionStorage.getItem("at") ?? `#/${given[2] ?? ""}`);
+    const asked = `#${given[2] ?? "/"}`; // a place in a run goes before where this tab was
+    stay(asked.split("/").length > 2 ? asked : (sessionStorage.getItem("at") ?? asked));
   }
   if (!isCopy) sessionStorage.setItem("at", location.hash || "#/");
   route.value = parsed(location.hash);

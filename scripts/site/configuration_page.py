@@ -1,43 +1,18 @@
-"""Write docs/configuration.md from the classes: every key with its default and its meaning.
-
-python scripts/make_configuration_doc.py          writes the page
-python scripts/make_configuration_doc.py --check  exit code 1 where the committed page is not what it would write
-"""
+"""The page of the site about configuration, from the classes: every key with its default and its meaning."""
 
 from __future__ import annotations
 
-import ast
-import inspect
-import itertools
-import sys
-import textwrap
-import typing
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-from pydantic.fields import FieldInfo
 
 from oncurve.components import Component, rules_of
 from oncurve.config.layers import PRESETS
 from oncurve.config.rules.combinations import IMPOSSIBLE, INERT
 from oncurve.config.sections import SECTIONS, RunConfig
-from oncurve.kl import KL_KINDS
-from oncurve.losses import AGGREGATION_KINDS, KLPenalty
+from oncurve.config.sentences.keys import described, names
 from oncurve.rewards import REWARD_KINDS, RewardSettings
-from oncurve.tracking import TRACKER_KINDS, TrackingSettings
-
-PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
-NAMES_OF = {
-    (KLPenalty, "estimator"): KL_KINDS,
-    (KLPenalty, "aggregation"): AGGREGATION_KINDS,
-    (TrackingSettings, "to"): TRACKER_KINDS,
-}
 
 INTRODUCTION = """\
 # Configuration
-
-<!-- Written by scripts/make_configuration_doc.py; a test compares it with the classes. -->
 
 A recipe is a TOML file (YAML is read too) of sections with settings. Every key has a vetted default; what a run cannot
 do without is `model.path`, some data and a reward:
@@ -66,7 +41,8 @@ layer changes a section's `kind`, values of lower layers are kept for those keys
 type.
 
 An unknown key is an error that names the nearest one. `oncurve config show RECIPE` prints the resolved file,
-`oncurve config explain RECIPE` prints the objective as an equation with its numbers filled in.
+`oncurve config explain RECIPE` prints the objective as an equation with its numbers filled in, and `oncurve config
+explain rollout.top_p` prints what is here about one key.
 """
 
 
@@ -101,7 +77,7 @@ def _section(name: str) -> str:
     if section.default is None:
         cls = next(iter(section.kinds.values()))
         return f"{text}\n{_summary(cls)}\n\n{_table(cls)}"
-    text += f"\n`kind`: one of {_names(section.kinds)}, or a class by path. Default: `{section.default}`.\n"
+    text += f"\n`kind`: one of {names(section.kinds)}, or a class by path. Default: `{section.default}`.\n"
     shared = _shared(list(section.kinds.values()))
     if shared:
         text += f"\nEvery kind has:\n\n{_rows(next(iter(section.kinds.values())), shared)}"
@@ -110,16 +86,12 @@ def _section(name: str) -> str:
 
 def _rewards() -> str:
     text = "## `[[rewards]]`\n\nA list: each table is one reward; a completion gets the weighted sum of them. "
-    text += f"`kind`: one of {_names(REWARD_KINDS)}, or a class by path; left out where there is a `path`: `python`.\n"
+    text += f"`kind`: one of {names(REWARD_KINDS)}, or a class by path; left out where there is a `path`: `python`.\n"
     text += f"\nEvery kind has:\n\n{_table(RewardSettings)}"
     for kind, cls in REWARD_KINDS.items():
         every = RewardSettings.model_fields
         text += _kind(kind, cls, [name for name in every if cls.model_fields[name].default == every[name].default])
     return text
-
-
-def _names(kinds: Iterable[str]) -> str:
-    return ", ".join(f"`{kind}`" for kind in kinds)
 
 
 def _shared(classes: list[type[Component]]) -> list[str]:
@@ -146,84 +118,13 @@ def _table(cls: type[Component]) -> str:
     return _rows(cls, list(cls.model_fields))
 
 
-def _rows(cls: type[Component], names: list[str]) -> str:
-    meanings = field_meanings(cls)
+def _rows(cls: type[Component], fields: list[str]) -> str:
     lines = ["| key | default | values | meaning |", "|---|---|---|---|"]
-    for name in names:
-        field = cls.model_fields[name]
-        values = _names(NAMES_OF[cls, name]) if (cls, name) in NAMES_OF else _values(field.annotation)
-        if (cls, name) == (TrackingSettings, "to"):
-            values = f"list of {values}, or classes by path"
-        cells = (f"`{name}`", _default(field), values, meanings[name])
+    for name in fields:
+        cells = (f"`{name}`", *described(cls, name))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def field_meanings(cls: type[Component]) -> dict[str, str]:
-    """Return the string under each field of a class, or of the base that declares it last.
-
-    Raises SystemExit: a field without one.
-    """
-    meanings: dict[str, str] = {}
-    for base in reversed(cls.__mro__[: cls.__mro__.index(Component)]):
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        for field, said in itertools.pairwise(tree.body if isinstance(tree, ast.ClassDef) else ()):
-            match field, said:
-                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                    meanings[name] = " ".join(text.split())
-    missing = ", ".join(cls.model_fields.keys() - meanings.keys())
-    if missing:
-        raise SystemExit(
-            f"{cls.__name__}: a string under each field must say what it means, and there is none: {missing}"
-        )
-    return meanings
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value = field.get_default(call_default_factory=True)
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    if isinstance(value, str):
-        return f'`"{value}"`'
-    return f"`{list(value) if isinstance(value, tuple) else format(value, 'g') if isinstance(value, float) else value}`"
-
-
-NAMES = {int: "whole number", float: "number", str: "string", bool: "true, false", type(None): "none", Any: "anything"}
-
-
-def _values(annotation: Any) -> str:
-    """Return the type in words."""
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Literal:
-        return ", ".join(f'`"{choice}"`' if isinstance(choice, str) else f"`{choice}`" for choice in inner)
-    if origin is typing.Annotated:
-        return _values(inner[0])
-    if origin in (tuple, list):
-        kinds = list(dict.fromkeys(_values(each) for each in inner if each is not Ellipsis))
-        return f"list of {' or '.join(kinds)}"
-    if origin is dict:
-        return "table"
-    if inner and (origin is typing.Union or str(origin) == "<class 'types.UnionType'>"):
-        return " or ".join(_values(each) for each in inner)
-    return NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page, or with `--check` compare it. Returns the exit code."""
-    text = page()
-    if arguments == ["--check"]:
-        current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
-        advice = "current" if current else "out of date: run scripts/make_configuration_doc.py"
-        sys.stdout.write(f"{PAGE.name} is {advice}\n")
-        return 0 if current else 1
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    print(page())

@@ -1,24 +1,15 @@
-"""Writes docs/metrics.md from the table of declared metrics, so that code and page cannot disagree.
-
-python scripts/make_metrics_doc.py            write it
-python scripts/make_metrics_doc.py --check    say whether it is current (exit code 1 if not)
-"""
+"""The page of the site about metrics, from the table of declared metrics."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from oncurve.metrics import METRICS, Metric
-
-PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 
 HEAD = """\
 # Metrics
 
 Every number that a run writes to `metrics.jsonl`, one line per step. A metric is declared in `src/oncurve/metrics/`
-with the way its observations are reduced; a key that is not declared cannot be logged. `scripts/make_metrics_doc.py`
-makes this page from the declarations. When a run looks odd, look at these first:
+with the way its observations are reduced; a key that is not declared cannot be logged. `oncurve config explain
+reward/mean` prints what is here about one of them. When a run looks odd, look at these first:
 
 | look first at | because |
 |---|---|
@@ -61,7 +52,7 @@ REDUCTIONS = {
 }
 
 
-def page(metrics: dict[str, Metric]) -> str:
+def page(metrics: dict[str, Metric] = METRICS) -> str:
     """Return the whole page, in the order of the table."""
     rows = "".join(
         f"| [`{name}`](#{anchor(name)}) | {code(metric.trl)} | {code(metric.verl)} |\n"
@@ -89,21 +80,5 @@ def code(text: str) -> str:
 
 
 def anchor(name: str) -> str:
-    """Return the anchor that GitHub makes of a heading: lower case, only letters, digits, `_` and `-`."""
-    return "".join(letter for letter in name.lower() if letter.isalnum() or letter in "_-")
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page, or with `--check` compare it. Returns the exit code."""
-    text = page(METRICS)
-    if arguments == ["--check"]:
-        current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
-        sys.stdout.write(f"{PAGE.name} is {'current' if current else 'out of date: run scripts/make_metrics_doc.py'}\n")
-        return 0 if current else 1
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    """Return the heading's anchor on the site: lower case, letters, digits, `_` and `-`, without `<...>` at the end."""
+    return "".join(letter for letter in name.lower().partition("<")[0] if letter.isalnum() or letter in "_-")

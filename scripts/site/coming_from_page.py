@@ -1,29 +1,20 @@
-"""Writes docs/coming-from.md from the tables of the translators, so that code and page cannot disagree.
-
-python scripts/make_coming_from_doc.py            write it
-python scripts/make_coming_from_doc.py --check    say whether it is current (exit code 1 if not)
-"""
+"""The page of the site for users of other tools, from the tables of the translators."""
 
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from oncurve.compat import DIALECTS, Dialect, Key
 from oncurve.metrics import METRICS
 
-PAGE = Path(__file__).parents[1] / "docs" / "coming-from.md"
 WIDTH = 120
 
 HEAD = """\
 # Coming from another tool
-
-<!-- Written by scripts/make_coming_from_doc.py from the tables of the translators; a test compares them. -->
 
 The words differ between tools, the numbers almost nowhere. For each tool: what its settings become here, which defaults
 differ, which settings have no meaning and why, and what is refused with what to do. A translated run gets the tool's
@@ -42,9 +33,9 @@ The nearest quantities side by side; [metrics](metrics.md) has the formulas and 
 """
 
 
-def page(dialects: Iterable[tuple[Dialect, str]]) -> str:
+def page() -> str:
     """Return the whole page: a section per tool, and the metrics."""
-    dialects = list(dialects)
+    dialects = list(known())
     index = "".join(f"* [{heading(dialect)}](#{anchor(heading(dialect))})\n" for dialect, _ in dialects)
     sections = "".join("\n" + "\n".join(section(dialect, about)) for dialect, about in dialects)
     rows = (
@@ -125,20 +116,3 @@ def known() -> Iterator[tuple[Dialect, str]]:
     for module in DIALECTS.values():
         found: Any = import_module(module)
         yield found.DIALECT, found.ABOUT
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page, or with `--check` compare it. Returns the exit code."""
-    text = page(known())
-    if arguments == ["--check"]:
-        current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
-        name = "scripts/make_coming_from_doc.py"
-        sys.stdout.write(f"{PAGE.name} is {'current' if current else f'out of date: run {name}'}\n")
-        return 0 if current else 1
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""The model card of a run, and its upload: the hub's own library reads the one and does the other."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard import metadata_load
+
+from fakes.model_hub import model_hub
+from fakes.project import Said
+
+Command = Callable[..., Said]
+TRAINED = ("train", "recipe.toml", "data.eval_fraction=0.34", "eval.every=1", "--out", "runs/mine")
+
+
+def test_the_card_says_what_trained_the_policy_and_no_path_of_this_machine(command: Command, project: Path) -> None:
+    assert command(*TRAINED).code == 0
+    card = ModelCard.load(Path("runs/mine/model/README.md"))
+    assert metadata_load(Path("runs/mine/model/README.md"))["library_name"] == "transformers"
+    assert card.data.tags == ["oncurve", "reinforcement-learning", "grpo"]
+    text = card.text
+    assert str(project) not in text
+    for words in ("# mine", "J(θ) = ", "kind = regex", "| `rollout.group_size` | `4` |", "eprint = {2402.03300}"):
+        assert words in text
+    assert "| 0 | " in text
+    assert "| 3 | " in text  # the steps of the first and the last evaluation, with an interval
+    assert "(95 % interval)" in text
+    assert "`data.path`: `data.jsonl`" in text
+    assert "sha256 `" in text
+
+
+@pytest.mark.parametrize("denies", [False, True], ids=["uploaded", "denied"])
+def test_an_export_is_pushed_to_the_hub_when_asked_alone(command: Command, denies: bool) -> None:
+    assert command(*TRAINED).code == 0
+    with model_hub() as hub:
+        hub.denies = denies
+        environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_a", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        words = [sys.executable, "-m", "oncurve", "export", "runs/mine", "--push", "me/policy"]
+        said = subprocess.run(words, env=os.environ | environment, capture_output=True, text=True)
+    assert "Traceback" not in said.stderr
+    written = Path("runs/mine/export/step-000003")
+    if denies:
+        assert said.returncode == 1
+        assert f"{written} is written, and the hub did not take it" in said.stderr
+        assert (hub.files, hub.made) == ({}, [])
+    else:
+        assert (said.returncode, said.stdout.splitlines()[-1]) == (0, f"{hub.url}/me/policy"), said.stderr
+        assert "private" in (hub.made[0].get("visibility"), *hub.made[0])
+        assert hub.files["README.md"] == (written / "README.md").read_bytes()
+        assert hub.files["model.safetensors"] == (written / "model.safetensors").read_bytes()
+        assert {"config.json", "tokenizer.json"} <= set(hub.files)
