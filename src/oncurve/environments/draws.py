@@ -8,6 +8,7 @@ import threading
 from collections.abc import Coroutine, Generator
 from contextlib import suppress
 from contextvars import ContextVar
+from types import coroutine
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def seed_all(seed: int) -> None:
 _drawing: ContextVar[Draws] = ContextVar("draws")
 
 
-def run(coroutine: Coroutine[Any, Any, Any], draws: Draws) -> Future[Any]:
+def run(called: Coroutine[Any, Any, Any], draws: Draws) -> Future[Any]:
     """Begin to run a coroutine in the event loop, which has a thread of its own. It and its tasks have these draws."""
     import asyncio  # here: it takes long to import, and few environments need it
 
@@ -72,29 +73,24 @@ def run(coroutine: Coroutine[Any, Any, Any], draws: Draws) -> Future[Any]:
         _loops[0].set_task_factory(task)
         threading.Thread(target=forever, daemon=True).start()
     _drawing.set(draws)
-    return asyncio.run_coroutine_threadsafe(coroutine, _loops[0])
+    return asyncio.run_coroutine_threadsafe(called, _loops[0])
 
 
 async def _drawn(inner: Any) -> Any:
-    return await _Drawn(inner)
+    return await _parts(inner)
 
 
-class _Drawn:
-    """A coroutine each of whose parts has the draws of its call."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        draws, inner, error, value = _drawing.get(), self._inner.__await__(), None, None
-        while True:
-            with draws:
-                try:
-                    waits = inner.send(value) if error is None else inner.throw(error)
-                except StopIteration as end:
-                    return end.value
-            error, value = None, None
+@coroutine
+def _parts(inner: Any) -> Generator[Any, Any, Any]:
+    """Run a coroutine, each of whose parts has the draws of its call."""
+    draws, resume, value = _drawing.get(), inner.send, None
+    while True:
+        with draws:
             try:
-                value = yield waits
-            except BaseException as thrown:
-                error = thrown
+                waits = resume(value)
+            except StopIteration as end:
+                return end.value
+        try:
+            resume, value = inner.send, (yield waits)
+        except BaseException as thrown:
+            resume, value = inner.throw, thrown
