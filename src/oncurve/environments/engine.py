@@ -183,7 +183,7 @@ class Replies(Rollout):
         """Act on the reply that a row's environment has made."""
         assert row.pending is not None
         reply = row.pending.replies()[0]
-        if reply.fault is None and reply.value == {"lost": True}:
+        while reply.value == {"lost": True}:
             reply = self._again(row)
         row.pending, item = None, row.log[-1][0]
         row.log[-1] = (item, reply.value)
@@ -208,7 +208,7 @@ class Replies(Rollout):
             return Reply(None, "died", "its worker has ended, and environment.exact = false: it is not played again")
         for item, before in row.log[:-1]:
             reply: Reply = self._engine.host.begin(row.number, item).replies()[0]
-            if reply.fault is not None:
+            if reply.fault is not None or reply.value == {"lost": True}:
                 return reply
             if reply.value != before:
                 return Reply(None, "died", "its worker has ended, and the episode does not go the same way again")

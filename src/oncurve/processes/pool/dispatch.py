@@ -218,6 +218,9 @@ class Dispatcher:
             self._replace(slot)
             return
         self._idle_deaths = 0
+        if len(worker.later) > 1 and not (worker.pending and worker.began):
+            self._give_back(slot, worker.unanswered)  # any of them may have ended it: it will, when it is alone
+            return
         number = None if worker.pending and worker.began else next(iter(worker.later))
         item = worker.pending[0] if number is None else worker.later[number][0]
         item.kills += worker.killed_by_others
