@@ -15,11 +15,11 @@ BENCH := $(BENCH_VENV)/bin/python -m bench
 # would be otherwise. The bytecode is for the processes that tests start, where the environment has them write none.
 TESTS := $(BIN)/python -m compileall -q src && $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test slow isa check format lint types layers size docs vllm-check ten-seeds bench bench-quick performance-doc scaling-page clean help
+.PHONY: demo test slow isa check format lint types layers size docs release-check test-oldest test-newest vllm-check ten-seeds bench bench-quick performance-doc scaling-page clean help
 
 help:
 	@sed -n '1,3p' Makefile | cut -c3-
-	@echo "make demo | test | check | slow | docs | isa | vllm-check | format | ten-seeds | bench | bench-quick | performance-doc | scaling-page | clean"
+	@echo "make demo | test | check | slow | docs | release-check | test-oldest | test-newest | isa | vllm-check | format | ten-seeds | bench | bench-quick | performance-doc | scaling-page | clean"
 
 $(VENV)/.installed: pyproject.toml constraints.txt scripts/setup.sh
 	@$(SETUP) run
@@ -80,6 +80,18 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
 
 check: lint types layers size docs test slow
+
+# Before a version is tagged: distributions in clean environments, the site, notebooks, the model card.
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+release-check: $(VENV)/.installed-dev $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 PYTHON="$(PYTHON)" PYTHONS="$(PYTHONS)" VENV="$(VENV)" TORCH="$(TORCH)" sh scripts/release_check.sh
+
+# The tests that depend on torch and transformers, with the oldest and the newest versions that pyproject.toml admits.
+VERSIONED := tests/golden tests/contracts tests/properties tests/unit/models tests/unit/rollout tests/unit/learner
+test-oldest test-newest: $(VENV)/.installed-dev
+	rm -rf "$(VENV)/$@" && $(BIN)/python scripts/versions.py $(@:test-%=%) > "$(VENV)/$@.txt"
+	$(BIN)/python -m pip --disable-pip-version-check install -q --target "$(VENV)/$@" -r "$(VENV)/$@.txt"
+	PYTHONPATH="$(VENV)/$@" $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" $(VERSIONED) $(PYTEST)
 
 # The demo's figures over ten seeds, as a table (about a quarter of an hour).
 ten-seeds: $(VENV)/.installed

@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="oncurve-tests-")
 
 import oncurve  # noqa: F401 - before any test's first product: see MKL_CBWR there
-from fakes import shapes
+from fakes import shapes, started
 
 # The shapes in the signatures of the pure rooms are checked at every call that a test makes, also from other rooms.
 shapes.install()
@@ -41,6 +41,12 @@ def pytest_collection_finish() -> None:
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
+
+
+@pytest.fixture(autouse=True)
+def _processes_end() -> Iterator[None]:
+    yield
+    started.end_processes()
 
 
 @pytest.fixture(scope="session")

@@ -192,37 +192,37 @@ class TokenStats:
 class TokenLoss:
     """A loss per token `(b, T)`, unreduced, and `(b, T)` statistics by metric name (detached), unreduced too.
 
-    `kl` is the part of the loss that the batch's `kl_weights` weigh; None where `loss` holds all of it.
+    `apart` is the part of the loss that the batch's `apart_weights` weigh; None where `loss` holds all of it.
     """
 
     loss: Float[Tensor, "b T"]
     stats: Mapping[str, Float[Tensor, "b T"]] = field(default_factory=dict)
-    kl: Float[Tensor, "b T"] | None = None
+    apart: Float[Tensor, "b T"] | None = None
 
     def __add__(self, other: TokenLoss) -> TokenLoss:
-        kl = other.kl if self.kl is None else self.kl if other.kl is None else self.kl + other.kl
-        return TokenLoss(self.loss + other.loss, {**self.stats, **other.stats}, kl)
+        apart = other.apart if self.apart is None else self.apart if other.apart is None else self.apart + other.apart
+        return TokenLoss(self.loss + other.loss, {**self.stats, **other.stats}, apart)
 
     def weighted(self, batch: TrainBatch) -> Float[Tensor, ""]:
-        """Return `Σ_it token_weights_it · loss_it + Σ_it kl_weights_it · kl_it`, `()`. Raises ValueError without
+        """Return `Σ_it token_weights_it · loss_it + Σ_it kl_weights_it · apart_it`, `()`. Raises ValueError without
         weights.
         """
         if batch.token_weights is None:
             raise ValueError("a loss needs the batch's token_weights: batch.with_weights(aggregation(batch)) first")
         total = (self.loss * batch.token_weights).sum()
-        if self.kl is None:
+        if self.apart is None:
             return total
-        if batch.kl_weights is None:
-            raise ValueError("a KL term of its own weights needs the batch's kl_weights")
-        return total + (self.kl * batch.kl_weights).sum()
+        if batch.apart_weights is None:
+            raise ValueError("a term of its own weights needs the batch's apart_weights")
+        return total + (self.apart * batch.apart_weights).sum()
 
 
 @dataclass(frozen=True)
 class TokenWeights:
-    """Weights `(B, T)` of a batch's token losses, where the KL term has an aggregation of its own."""
+    """Weights `(B, T)` of a batch's token losses, where the KL term or the bonus has an aggregation of its own."""
 
     policy: Float[Tensor, "B T"]
-    kl: Float[Tensor, "B T"]
+    apart: Float[Tensor, "B T"]
 
 
 @dataclass(frozen=True)
@@ -264,9 +264,9 @@ class TrainBatch:
     rollout_logprobs, old_logprobs, ref_logprobs, teacher_logprobs, values, advantages, returns, token_weights
                    (B, T)           or absent
     entropy_coef   (B,)             α of the entropy bonus, where it is adapted to a target
-    kl_weights     (B, T)           of the KL term, where `kl.aggregation` gives it weights of its own
+    apart_weights  (B, T)           of KL term and bonus, where `kl.aggregation` or `entropy.aggregation` is given
     policy_weights (B, T)           what the objective's loss is multiplied by; absent: 1
-    entropy        (B, T)           of the old policy's next-token distribution, where a filter reads it
+    entropy        (B, T)           of the old policy's next-token distribution, where a filter or the record reads it
     bootstrap_values  (B,)          V after the last token
     ref_hidden     (N, H)           reference hidden states of all completion tokens, row after row (`full` KL only)
     step_ends, step_rewards (B, S), step_counts (B,)   or absent
@@ -294,7 +294,7 @@ class TrainBatch:
     advantages: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
     returns: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
     token_weights: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
-    kl_weights: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    apart_weights: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
     policy_weights: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
     entropy: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
     step_ends: Int[Tensor, "B S"] | None = field(default=None, metadata=_axes("BS"))
@@ -333,11 +333,11 @@ class TrainBatch:
         return replace(self, advantages=advantages)
 
     def with_weights(self, weights: Float[Tensor, "B T"] | TokenWeights) -> Self:
-        """Return this batch with `token_weights` `(B, T)`, which hold the global denominators, and `kl_weights` if
+        """Return this batch with `token_weights` `(B, T)`, which hold the global denominators, and `apart_weights` if
         given.
         """
         if isinstance(weights, TokenWeights):
-            return replace(self, token_weights=weights.policy, kl_weights=weights.kl)
+            return replace(self, token_weights=weights.policy, apart_weights=weights.apart)
         return replace(self, token_weights=weights)
 
     def to(self, device: torch.device) -> Self:

@@ -67,7 +67,13 @@ def test_outcome_advantages(seed: int) -> None:
         for group in groups
     ]
     for ddof in (0, 1):
-        check(GDPOAdvantage(ddof=ddof, eps=1e-3)(batch), batch, family.gdpo(values, list(WEIGHTS), ddof, 1e-3))
+        right = family.gdpo(values, list(WEIGHTS), ddof, 1e-3)
+        check(GDPOAdvantage(ddof=ddof, eps=1e-3)(batch), batch, right)
+        mask = batch.loss_mask.tolist()
+        rows = [[x or 0.0] * batch.loss_mask.shape[1] for group in right for x in group]
+        got = GDPOAdvantage(ddof=ddof, eps=1e-3, scale="tokens")(batch)
+        whole = torch.tensor(family.whitened(rows, mask), dtype=torch.float64)  # whose scale and shift change nothing
+        torch.testing.assert_close(got, whole, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])

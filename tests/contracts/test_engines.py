@@ -157,18 +157,3 @@ def test_what_the_receiver_of_a_group_raises_ends_the_rollout(make_engine):
 
     with pytest.raises(KeyError):
         make_engine().generate(PROMPTS, draw=0, on_group=refuse)
-
-
-def test_rows_end_at_their_own_limits():
-    def limit(prompt_id: int, sample: int) -> int:
-        return 1 + 3 * prompt_id + sample
-
-    sampling = Sampling(group_size=3, max_new_tokens=8)
-    engine = InProcessEngine(sampling, None, seed=0, limits=limit)
-    engine.follow(LocalWeights(model(), 0))
-    free = InProcessEngine(sampling, None, seed=0)
-    free.follow(LocalWeights(model(), 0))
-    for group, whole in zip(engine.generate(PROMPTS, 0), free.generate(PROMPTS, 0), strict=True):
-        for index, (cut, full) in enumerate(zip(group.completions, whole.completions, strict=True)):
-            length = min(8, limit(group.prompt.id, index))
-            assert (cut.ids, cut.ended) == (full.ids[:length], "length")

@@ -4,17 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from fakes.calls import Counted, Refusing
+from fakes.waiting import gone, until
 from oncurve.base.errors import ConfigError
 from oncurve.parallel import World
 from oncurve.processes.fleets import Failed, Fleet, HostFleet, ProcessEnded, RayFleet, Replied
@@ -55,58 +54,39 @@ def fleet_of(make: Make, places: int, recipe: Callable[[], Any] = Counted, silen
         fleet.close()
 
 
-def until(fleet: Fleet, count: int, seconds: float = 60.0) -> list[Any]:
+def next_events(fleet: Fleet, count: int) -> list[Any]:
     """The next `count` events."""
     found: list[Any] = []
-    deadline = time.monotonic() + seconds
-    while len(found) < count and time.monotonic() < deadline:
-        found += fleet.wait(0.5)
-    assert len(found) >= count, found
+    until(lambda: found.extend(fleet.wait(0.5)) or len(found) >= count)  # type: ignore[func-returns-value]
     return found
 
 
 def value_of(fleet: Fleet, process: int, method: str, *arguments: Any) -> Any:
     number = fleet.call(process, method, *arguments)
-    (event,) = until(fleet, 1)
+    (event,) = next_events(fleet, 1)
     assert isinstance(event, Replied)
     assert (event.process, event.number) == (process, number)
     return event.value
 
 
-def gone(pid: int, seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 def all_up(fleet: Fleet, count: int) -> list[int]:
     """The processes of `count` places, some of which may need a second start on a busy machine."""
-    deadline = time.monotonic() + START_SECONDS
-    while len(up := fleet.settled(5.0)) < count and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert len(up) == count
+    until(lambda: len(fleet.settled(5.0)) == count)
     fleet.wait(0.0)
-    return up
+    return fleet.up()
 
 
 def replaced(fleet: Fleet, process: int) -> int:
     """The process that has taken the place of the only one of `fleet`."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        up = fleet.settled(5.0)
-        if up and up != [process]:
-            return up[0]
-    raise AssertionError("no other process has come")
+    until(lambda: fleet.settled(5.0) not in ([], [process]))
+    return fleet.up()[0]
 
 
 def test_calls_are_done_in_order_and_answered_by_their_numbers_and_close_ends_all(make: Make) -> None:
     with fleet_of(make, 2) as fleet:
         first, second = all_up(fleet, 2)
         numbers = [fleet.call(first, "add", b"x" * (300_000 if index % 3 else 3)) for index in range(30)]
-        events = until(fleet, 30)
+        events = next_events(fleet, 30)
         assert [event.number for event in events] == numbers
         assert [event.value for event in events] == list(range(1, 31))
         assert len(value_of(fleet, second, "much", 40_000_000)) == 40_000_000
@@ -116,7 +96,7 @@ def test_calls_are_done_in_order_and_answered_by_their_numbers_and_close_ends_al
         for process in (first, second):
             assert value_of(fleet, process, "pieces", handle) == [(1, 3_000_000), (2, 3_000_000)]
         fleet.call(first, "sleep", 600)
-    assert all(gone(pid) for pid in pids)
+    until(lambda: all(map(gone, pids)))
     fleet.close()
 
 
@@ -124,11 +104,11 @@ def test_the_first_cause_of_each_end_is_said_and_another_process_takes_the_place
     with fleet_of(make, 1) as fleet:
         (process,) = all_up(fleet, 1)
         os.kill(value_of(fleet, process, "pid"), signal.SIGSEGV)
-        (event,) = until(fleet, 1)
+        (event,) = next_events(fleet, 1)
         assert event == ProcessEnded(process, "it was killed by signal SIGSEGV")
         process = replaced(fleet, process)
         number = fleet.call(process, "fail")
-        failed, ended = until(fleet, 2)
+        failed, ended = next_events(fleet, 2)
         assert isinstance(failed, Failed)
         assert (failed.process, failed.number) == (process, number)
         assert failed.message == "ZeroDivisionError: no luck"
@@ -140,23 +120,17 @@ def test_a_process_that_is_stopped_or_killed_is_replaced_while_another_works(mak
     with fleet_of(make, 2, silence=5.0) as fleet:
         stopped, killed = all_up(fleet, 2)
         pids = [value_of(fleet, process, "pid") for process in (stopped, killed)]
-        fleet.call(killed, "sleep", 8)
-        assert isinstance(until(fleet, 1, 20.0)[0], Replied), "a process that works lives"
+        fleet.call(killed, "sleep", 7)
+        assert isinstance(next_events(fleet, 1)[0], Replied), "a process that works lives"
         os.kill(pids[0], signal.SIGSTOP)
-        (event,) = until(fleet, 1)
+        (event,) = next_events(fleet, 1)
         assert event == ProcessEnded(stopped, "it hangs or was stopped: silent for 5 seconds (cluster.silence_seconds)")
         fleet.kill(killed, "it was late")
-        (event,) = until(fleet, 1)
+        (event,) = next_events(fleet, 1)
         assert event == ProcessEnded(killed, "it was late")
-        assert all(gone(pid) for pid in pids)
-        assert not set(replaced_all(fleet, 2)) & {stopped, killed}
-
-
-def replaced_all(fleet: Fleet, count: int) -> list[int]:
-    deadline = time.monotonic() + 60
-    while len(fleet.settled(5.0)) < count:
-        assert time.monotonic() < deadline
-    return fleet.up()
+        until(lambda: all(map(gone, pids)))
+        until(lambda: len(fleet.settled(5.0)) == 2)
+        assert not set(fleet.up()) & {stopped, killed}
 
 
 @pytest.mark.slow
@@ -167,7 +141,7 @@ def test_a_place_whose_processes_end_again_and_again_is_quarantined(make: Make) 
             assert len(ends) < 3
             process = fleet.settled(START_SECONDS)[0] if process < 0 else replaced(fleet, process)
             fleet.call(process, "die", 7)
-            ends += until(fleet, 1)
+            ends += next_events(fleet, 1)
         assert [end.cause for end in ends] == ["it ended with exit code 7"] * 3
         assert fleet.quarantined
         assert fleet.up() == []
@@ -192,7 +166,7 @@ def test_the_processes_and_this_one_meet(make: Make) -> None:
                 fleet.call(member, "meet", rank, 3, meeting)
             world = World.join(0, 3, meeting, 30.0)
             assert world.agree(True)
-            assert [event.value for event in until(fleet, 2)] == [True, True]
+            assert [event.value for event in next_events(fleet, 2)] == [True, True]
             world.leave()
 
 
@@ -202,7 +176,7 @@ def test_a_fleet_that_is_garbage_collected_ends_its_processes(make: Make) -> Non
     (process,) = all_up(fleet, 1)
     pid = value_of(fleet, process, "pid")
     del fleet
-    assert gone(pid)
+    until(lambda: gone(pid))
 
 
 OPEN_AT_THE_END = """

@@ -17,7 +17,7 @@ from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate, micro_batches
 from oncurve.config.sections import RunConfig
 from oncurve.kl import KL_KINDS, full_kl_from_logits
-from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
+from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, EntropyBonus, KLPenalty, Regularizer
 from oncurve.rollout import Sampling
 from oncurve.types import Completion, Group, Prompt, Score, TokenStats, TrainBatch
 from oracles.plain_grpo import PlainConfig, PlainGroup, aggregated, reference_rows
@@ -83,6 +83,12 @@ def test_a_kl_term_of_its_own_aggregation_is_that_of_the_plain_implementation(ob
     compare(objective, "ratio_k3" if off_policy else "k1", off_policy, list(product(AGGREGATION_KINDS, repeat=2)))
 
 
+@pytest.mark.parametrize("kl", ["apart", "joined"])
+@pytest.mark.parametrize("own", AGGREGATION_KINDS)
+def test_a_bonus_of_its_own_aggregation_is_that_of_the_plain_implementation(own: str, kl: str) -> None:
+    compare("clipped", "k3", True, [(each, own if kl == "apart" else None) for each in AGGREGATION_KINDS], bonus=own)
+
+
 @pytest.mark.parametrize("aggregation", AGGREGATION_KINDS)
 def test_dppo_with_the_binary_kl_is_that_of_the_plain_implementation(aggregation: str) -> None:
     compare("dppo", "k3", True, [(aggregation, None)], divergence="kl")
@@ -94,6 +100,7 @@ def compare(
     off_policy: bool,
     aggregations: list[tuple[str, str | None]],
     divergence: str = "tv",
+    bonus: str | None = None,
 ) -> None:
     weights, reference = table(0).requires_grad_(), table(1)
     batch = as_batch(PLAIN)
@@ -108,20 +115,28 @@ def compare(
         temperature=TEMPERATURE, objective=objective, dual_clip=3.0, divergence=divergence, kl=estimator, kl_coef=0.2,
         entropy_coef=0.05, max_length=LONGEST,
     )  # fmt: skip
-    rows = reference_rows(lambda ids: weights[ids[0]], groups, config, lambda ids: reference[ids[0]])
+    rows, without = (
+        reference_rows(lambda ids: weights[ids[0]], groups, each, lambda ids: reference[ids[0]])
+        for each in (config, replace(config, entropy_coef=0.0))
+    )
     kind = OBJECTIVE_KINDS[objective]
     given = {"dual_clip": 3.0, "divergence": divergence}
     policy = kind(**{key: value for key, value in given.items() if key in kind.model_fields})
     for aggregation, kl_aggregation in aggregations:
-        wanted = aggregated(rows, replace(config, aggregation=aggregation, kl_aggregation=kl_aggregation))
+        plain = replace(config, aggregation=aggregation, kl_aggregation=kl_aggregation)
+        wanted = aggregated(rows, plain)
+        if bonus is not None:
+            own = replace(config, aggregation=bonus)
+            wanted = aggregated(without, plain) + aggregated(rows, own) - aggregated(without, own)
         (wanted_gradient,) = torch.autograd.grad(wanted, weights, retain_graph=True)
         settings = RunConfig(
             rollout=Sampling(max_new_tokens=LONGEST),
             kl=KLPenalty(estimator=estimator, coef=0.2, aggregation=kl_aggregation),
+            entropy=EntropyBonus(coef=0.05, aggregation=bonus),
             aggregation=AGGREGATION_KINDS[aggregation](),
         )
         found = in_micro_batches(
-            weights, reference, batch.with_weights(settings.loss_weights(batch)), policy, Regularizer(settings.kl, 0.05)
+            weights, reference, batch.with_weights(settings.loss_weights(batch)), policy, settings.regularizer
         )
         (gradient,) = torch.autograd.grad(found, weights)
         torch.testing.assert_close(found.detach(), wanted.detach(), atol=1e-12, rtol=1e-12)

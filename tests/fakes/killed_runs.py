@@ -1,12 +1,15 @@
 """Runs of the real command that kill themselves at a chosen place, and the comparison with one that was left alone."""
 
+import itertools
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +17,17 @@ import psutil
 import torch
 from torch import Tensor
 
-from oncurve import durable
+from fakes.started import start_process
+from fakes.waiting import until
+from oncurve import cli, durable
 from oncurve.metrics import METRICS
 
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["oncurve.cli", "oncurve.run.session", "transformers.models.llama.modeling_llama"])
 QUIET = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 SAME = ("model.safetensors", "replay.jsonl", "surplus.jsonl")
 TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
 
-KILLER = """
-import os, signal, sys
-from importlib import import_module
-module, name, method, count = sys.argv[1:5]
-owner = getattr(import_module(module), name) if name else import_module(module)
-real, calls = getattr(owner, method), [0]
-def deadly(*arguments, **named):
-    calls[0] += 1
-    if calls[0] == int(count):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments, **named)
-setattr(owner, method, deadly)
-sys.argv = ["oncurve", *sys.argv[5:]]
-from oncurve.cli import main
-main()
-"""
 PLACES = {
     "rollout": ("oncurve.rollout.engine", "InProcessEngine", "_completions", 20),
     "update": ("oncurve.learner.optimizer.update", "MasterAdamW", "gradient_norm", 4),
@@ -46,45 +37,87 @@ PLACES = {
 
 
 def start(*arguments: str, begin: Sequence[str] = ("-m", "oncurve")) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, *begin, *arguments],
-        env={**os.environ, **QUIET},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    environment = {**os.environ, **QUIET}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return start_process(sys.executable, *begin, *arguments, env=environment, text=True, **streams)
 
 
-def finish(*arguments: str, seconds: float = 600.0) -> str:
-    process = start(*arguments)
-    said, _ = process.communicate(timeout=seconds)
-    assert process.returncode == 0, said
+def said_by(process: "subprocess.Popen[str]", code: int = 0) -> str:
+    """Wait for the end of a run, which must have this exit code; return what it said."""
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == code, said
     return said
 
 
-def killed_at(place: Sequence[object], *arguments: str) -> str:
+def forked(arguments: Sequence[str], place: Sequence[Any] = ()) -> tuple[int | None, str]:
+    """Run the command in a process that has its imports from the one it is forked from; its exit code and words."""
+    with tempfile.NamedTemporaryFile() as said:
+        given = (arguments, place, said.name, os.getcwd(), {**os.environ, **QUIET})
+        process = FORKS.Process(target=command, args=given)
+        process.start()
+        try:
+            process.join(900)
+        finally:
+            process.kill()
+            process.join()
+        return process.exitcode, Path(said.name).read_text(encoding="utf-8")
+
+
+def finish(*arguments: str) -> str:
+    code, said = forked(arguments)
+    assert code == 0, said
+    return said
+
+
+def command(
+    arguments: Sequence[str], place: Sequence[Any], said: str, folder: str, environment: dict[str, str]
+) -> None:
+    """Be the command, with this standard output and error; kill this process at `place`."""
+    with open(said, "wb", buffering=0) as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[0:0] = [folder]  # as for `python -m`
+    sys.argv = ["oncurve", *arguments]
+    if place:
+        die_at(*place)
+    cli.main()
+
+
+def die_at(module: str, name: str, method: str, count: int) -> None:
+    """Make the call number `count` of a method, or of a function where there is no class, kill this process."""
+    owner = getattr(import_module(module), name) if name else import_module(module)
+    real, calls = getattr(owner, method), itertools.count(1)
+
+    def deadly(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **named)
+
+    setattr(owner, method, deadly)
+
+
+def killed_at(place: Sequence[Any], *arguments: str) -> str:
     """Run the command until `place` (module, class, method, count of calls), where it kills itself; what it said."""
-    process = start(*map(str, place), *arguments, begin=("-c", KILLER))
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGKILL, said
+    code, said = forked(arguments, place)
+    assert code == -signal.SIGKILL, said
     return said
 
 
-def until_checkpoints(process: "subprocess.Popen[str]", out: Path, count: int, seconds: float = 240.0) -> None:
+def until_checkpoints(process: "subprocess.Popen[str]", out: Path, count: int) -> None:
     """Wait until a run has left so many checkpoints."""
-    deadline = time.monotonic() + seconds
-    while len(durable.numbered(out / "checkpoints")) < count:
-        assert process.poll() is None, process.communicate(timeout=10)
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: len(durable.numbered(out / "checkpoints")) >= count or process.poll() is not None, 900.0)
+    assert process.poll() is None, process.communicate()
 
 
 def kill_all(process: "subprocess.Popen[str]", number: int = signal.SIGKILL) -> str:
     """Send the signal to a run; none of the processes that it had started lives on."""
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
-    said, _ = process.communicate(timeout=120)
-    _, alive = psutil.wait_procs(children, timeout=90)
+    said, _ = process.communicate(timeout=300)
+    _, alive = psutil.wait_procs(children, timeout=300)
     assert alive == []
     return said
 

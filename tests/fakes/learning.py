@@ -10,13 +10,17 @@ from torch import Tensor
 from fakes.tiny_policy import tiny_model
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
+from oncurve.kl import KL_KINDS
 from oncurve.learner import Learner, LearnerConfig, LocalLearner
-from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, PolicyAndKL, Regularizer
+from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, PolicyAndApart, Regularizer
 from oncurve.types import Group, TrainBatch
+from oracles.plain_grpo import PlainGroup
 
 OBJECTIVES = tuple(OBJECTIVE_KINDS)
 AGGREGATIONS = tuple(AGGREGATION_KINDS)
 MAX_LENGTH = 6
+PAIRS = [(one, kl) for one in OBJECTIVES for kl in KL_KINDS if one == "clipped" or kl == "k3"]
+"""Objective and KL term are added: what holds for each with one of the other holds for all."""
 
 
 def make_learner(
@@ -29,13 +33,14 @@ def make_learner(
     temperature: float = 0.7,
     total_updates: int = 10,
     tied: bool = False,
+    kl_aggregation: str | None = None,
     **settings: object,
 ) -> LocalLearner:
     """A learner of a tiny policy (seed 0), whose reference is another one (seed 1) where there is a KL term."""
     return LearnerConfig(**settings).build(
         tiny_model(dtype, seed=0, tied=tied),
         OBJECTIVE_KINDS[objective](),
-        Regularizer(KLPenalty(estimator=estimator, coef=kl_coef), entropy_coef),
+        Regularizer(KLPenalty(estimator=estimator, coef=kl_coef, aggregation=kl_aggregation), entropy_coef),
         temperature=temperature,
         total_updates=total_updates,
         reference=tiny_model(dtype, seed=1, tied=tied) if kl_coef else None,
@@ -57,7 +62,7 @@ def finished(
     batch = batch.with_advantages(GroupAdvantage()(batch))
     policy = weigher(aggregation)
     return batch.with_weights(
-        (policy if kl_aggregation is None else PolicyAndKL(policy, weigher(kl_aggregation)))(batch)
+        (policy if kl_aggregation is None else PolicyAndApart(policy, weigher(kl_aggregation)))(batch)
     )
 
 
@@ -78,6 +83,21 @@ def carried_over(given: Any, taken: Any, folder: Path) -> Any:
     record = json.loads(json.dumps(given.save(checkpoint)))
     taken.load(checkpoint, record)
     return record
+
+
+def plain_groups(groups: list[Group]) -> list[PlainGroup]:
+    """The groups as the oracle takes them."""
+    return [
+        PlainGroup(
+            list(group.prompt.ids),
+            [list(c.ids) for c in group.completions],
+            [score.reward if score.valid else None for score in group.scores],
+            [list(c.logprobs) for c in group.completions],
+            [list(c.trained or (True,) * len(c.ids)) for c in group.completions],
+            sampler_logprobs=[list(c.logprobs) for c in group.completions],
+        )
+        for group in groups
+    ]
 
 
 def weigher(aggregation: str) -> Any:

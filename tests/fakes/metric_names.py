@@ -3,21 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-SHORT = {
-    "reward": "reward/mean",
-    "length": "completions/length",
-    "truncated": "completions/truncated",
-    "constant": "groups/constant",
-    "invalid": "completions/invalid",
-    "kl": "policy/kl",
-    "kl_old": "policy/kl_old",
-    "kl_coef": "policy/kl_coef",
-    "entropy": "policy/entropy",
-    "mismatch": "policy/mismatch",
-    "learning_rate": "optim/learning_rate",
-    "skipped": "optim/updates_skipped",
-    "moved": "reference/moved",
-}
+from fakes.tables import table
+
+SHORT = table("metric_names", "short")
 
 
 def named(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,30 +19,8 @@ REWARD = """
 def length(completion, answer):
     return float(len(completion) % 7)
 """
-RECIPE = """\
-[run]
-steps = 3
-threads = 1
-
-[model]
-path = "model"
-
-[data]
-path = "data.jsonl"
-prompts_per_step = 2
-
-[rollout]
-group_size = 4
-max_new_tokens = 6
-
-[[rewards]]
-kind = "regex"
-pattern = "w1"
-processes = 1
-
-[learner]
-learning_rate = 1e-3
-"""
+RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPE = (RECIPES / "project.toml").read_text(encoding="utf-8")
 
 
 def words_tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:

@@ -3,32 +3,11 @@
 import json
 from pathlib import Path
 
+from fakes.project import RECIPES
 from oncurve.models import tiny
 from oncurve.tasks.arithmetic import Problem, check_steps, problems, solution
 
-RECIPE = """\
-[run]
-seed = 3
-threads = 1
-
-[data]
-kind = "{data}"
-path = "{data}.jsonl"
-eval_fraction = 0.25
-
-[reward_model]
-kind = "{kind}"
-path = "{model}"
-learning_rate = 1e-3
-batch_size = 5
-epochs = 2
-
-[checkpoint]
-every = 2
-
-[eval]
-every = 4
-"""
+RECIPE = (RECIPES / "reward_model.toml").read_text(encoding="utf-8")
 DATA = {"outcome": "preferences", "process": "steps"}
 UPDATES = 8
 """Of a recipe: of 24 problems 6 are held out; 2 passes over 18 in batches of 5, the last one of 3."""

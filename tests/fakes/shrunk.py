@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from fakes.tables import table
+
 VOCABULARY = 64
 
 _BY_SIZE: dict[Any, str] = {
@@ -31,38 +33,7 @@ _BY_SIZE: dict[Any, str] = {
 }
 _SIZES = {name: size for size, names in _BY_SIZE.items() for name in names.split()}
 
-_OF_THEIR_OWN: dict[str, dict[str, Any]] = {
-    **{
-        name: {"num_key_value_heads": 4}
-        for name in (
-            "axk1",
-            "axk2",
-            "deepseek_v32",
-            "glm4_moe_lite",
-            "glm_moe_dsa",
-            "longcat_flash",
-            "minicpm3",
-            "youtu",
-        )
-    },
-    "codegen": {"rotary_dim": 4},
-    "deepseek_v2": {"num_key_value_heads": 4, "num_experts_per_tok": 2},
-    "deepseek_v3": {"num_key_value_heads": 4, "head_dim": 8},
-    "ernie4_5_moe": {"moe_k": 2},
-    "falcon_h1": {"mamba_d_ssm": 64},
-    "gemma3n_text": {"num_kv_shared_layers": 0},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "gptj": {"rotary_dim": 4},
-    "hunyuan_v1_dense": {"head_dim": 8},
-    "hunyuan_v1_moe": {"head_dim": 8, "moe_topk": 1, "num_experts": 2},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
-    "ministral": {"head_dim": 8},
-    "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
-    "xlm": {"n_layers": 2},
-    "xmod": {"default_language": "en_XX", "is_decoder": True},
-    "zaya": {"num_experts_per_tok": 1},
-}
+_OF_THEIR_OWN: dict[str, dict[str, Any]] = table("shrunk", "of_their_own")
 
 
 def shrunk(kind: str, **settings: Any) -> nn.Module:

@@ -133,10 +133,10 @@ def test_a_kl_term_with_an_aggregation_of_its_own(
 
 def test_the_kl_terms_aggregations_are_the_aggregations() -> None:
     for name in AGGREGATION_KINDS:
-        assert RunConfig(kl=KLPenalty(aggregation=name)).kl_weights is not None
+        assert RunConfig(kl=KLPenalty(aggregation=name)).apart_weights is not None
     same = SeqMeanTokenSumNorm(max_length=3)
     named = RunConfig(aggregation=same, kl=KLPenalty(aggregation="seq-mean-token-sum-norm"))
-    assert named.kl_weights == same  # one constant for both
+    assert named.apart_weights == same  # one constant for both
     with pytest.raises(ValueError, match="did you mean 'token-mean'"):
         KLPenalty(aggregation="token_mean")
 

@@ -20,6 +20,7 @@ from fakes.architectures import ARCHITECTURES, architecture, fast_model, prompts
 from fakes.classifiers import lay_down
 from fakes.decoding import request
 from fakes.reward_examples import spoilt
+from fakes.tables import table
 from oncurve.models.classifiers import load
 from oncurve.models.loading import weights
 from oncurve.randomness import row_keys
@@ -39,25 +40,7 @@ SIZES = {
 PROMPTS = [{"prompt": [3 + index, 4, 5, 6][: 2 + index % 3]} for index in range(12)]
 OF_THE_CLOCK = ("time/", "memory/", "tokens/per_second", "cluster/", "policy/mismatch")
 
-CASES: dict[str, tuple[str | list[str], dict[str, Any]]] = {
-    "grpo, several updates": ("grpo", {"learner.ppo_epochs": 2, "learner.minibatches": 2}),
-    "small micro-batches": ("grpo", {"learner.tokens_per_micro_batch": 30}),
-    "full KL": ("grpo", {"kl.estimator": "full"}),
-    "a reference that moves": ("grpo", {"reference.every": 1, "reference.mixup_alpha": 0.5}),
-    "dr_grpo with LoRA": (["dr_grpo", "lora"], {}),
-    "LoRA with a reference": (["grpo", "lora"], {"kl.coef": 0.1}),
-    "dapo": ("dapo", {"filter.top_entropy": 0.5, "entropy.coef": 0.01}),
-    "gspo": ("gspo", {"learner.minibatches": 2}),
-    "gmpo": ("gmpo", {}),
-    "cispo": ("cispo", {}),
-    "sapo": ("sapo", {}),
-    "dppo": ("dppo", {}),
-    "rloo": ("rloo", {}),
-    "reinforce_pp": ("reinforce_pp", {"learner.ppo_epochs": 2}),
-    "ppo": ("ppo", {}),
-    "ppo with a shared critic": ("ppo", {"critic.kind": "shared"}),
-    "a lag of one step": ("grpo", {"cluster.lag": 1}),
-}
+CASES: dict[str, tuple[str | list[str], dict[str, Any]]] = table("whole_runs", "cases")
 
 
 SLOW = {"small micro-batches", "LoRA with a reference", "gspo", "gmpo", "cispo", "sapo", "dppo", "rloo", "lean"}

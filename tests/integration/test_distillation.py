@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fakes.killed_runs import compare, finish, killed_at
-from fakes.tolerance import about
+from fakes.tables import table
 from oncurve.advantages import TeacherSettings, teacher_of
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import explain, load_config, missing, plan
@@ -85,13 +85,6 @@ def test_the_teacher_of_a_module_computes_in_its_dtype_whichever_that_is(teacher
     assert result.metrics["optim/updates"] == 1
 
 
-@pytest.mark.slow
-def test_a_teacher_of_a_divided_model_is_at_the_same_distance(teacher: Path) -> None:
-    once = (f"advantage.teacher={teacher}", "run.steps=1", "cluster.kind=host", "cluster.learner_ranks=2")
-    (one,), (two,) = trained(put_together(*once)), trained(put_together(*once, "cluster.sharding=fsdp"))
-    assert two.metrics["policy/teacher_kl"] == about(one.metrics["policy/teacher_kl"])
-
-
 def test_the_policy_teaches_itself_by_a_prompt_of_its_own() -> None:
     results = trained(put_together("advantage.template={answer} {question}", "run.steps=2"))
     assert results[0].metrics["policy/teacher_kl"] != 0
@@ -151,19 +144,7 @@ def test_the_plan_and_the_forecast_count_it(teacher: Path) -> None:
     assert any(line.endswith(f"the teacher: {teacher}") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["advantage.template=no columns"], r"advantage\.template: a template must name a column"),
-        (["advantage.template={solution}"], r"advantage\.template: there is no column 'solution'"),
-        (["advantage.template={answer}", 'advantage.base="grop"'], r"advantage\.base\.kind: unknown kind 'grop'"),
-        (["advantage.template={answer}", 'advantage.base={kind="grpo", dof=1}'], r"advantage\.base\.dof: unknown key"),
-        (["advantage.template={answer}", 'advantage.base={kind="distill", template="{x}"}'], "a run has one teacher"),
-        (["advantage.template={answer}", "kl.coef=0.1", "kl.where=reward"], r"kl\.where: the advantage reads no"),
-        (["advantage.template={answer}", "filter.dynamic_sampling=true"], r"filter\.dynamic_sampling: without a"),
-        (["advantage.template={answer}", "advantage.base=gae"], r"critic\.kind: the advantage needs a critic"),
-    ],
-)
+@pytest.mark.parametrize(("words", "error"), table("distillation", "settings_that_cannot_be"))
 def test_settings_that_cannot_be(words: list[str], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         load_config(None, settings(*words))

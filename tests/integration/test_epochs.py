@@ -6,32 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from fakes.project import RECIPES
 from oncurve.config import load_config, plan
 from oncurve.models import tiny
 from oncurve.run.assembly import assemble
 from oncurve.run.session import resume_run, train_recipe
 
-RECIPE = """
-[run]
-epochs = 1.5
-threads = 1
-[model]
-path = "{model}"
-dtype = "float32"
-[data]
-path = "rows.jsonl"
-prompts_per_step = 2
-max_prompt_tokens = 20
-overlong = "drop"
-[rollout]
-group_size = 2
-max_new_tokens = 2
-[kl]
-coef = 0.0
-[[rewards]]
-kind = "regex"
-pattern = "1"
-"""
+RECIPE = (RECIPES / "epochs.toml").read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import oncurve
 from fakes.project import Said, lay_out
+from fakes.tables import table
 from oncurve.run import export_run
 from oncurve.trainer import StepResult
 
@@ -79,17 +80,7 @@ def test_an_adapter_is_merged_or_alone(command: Command) -> None:
     torch.testing.assert_close(model(ids).logits, AutoModelForCausalLM.from_pretrained(merged)(ids).logits)
 
 
-REFUSED = {
-    "run --step 7": "there is no checkpoint of step 7 in run/checkpoints; there is: 1, 2",
-    "run --step last": "--step: expected the number of a step or \"best\", got 'last'",
-    "run --step best": "checkpoint.best is not set; there are checkpoints of the steps 1, 2: "
-    "oncurve export run --step 2",
-    "run --adapter": "--adapter: the run trains all weights and has no adapter",
-    "run --out model": "model exists; nothing is overwritten",
-    "run --out /proc/self/there": "cannot be made",
-    "nothing": "nothing is not a folder",
-    "model": "model has no config.toml",
-}
+REFUSED = table("export", "refused")
 
 
 def test_what_cannot_be_exported_is_a_sentence_and_leaves_nothing(command: Command) -> None:

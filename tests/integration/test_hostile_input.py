@@ -11,29 +11,13 @@ from typing import Any
 import pytest
 
 from fakes.project import Said, refused
+from fakes.tables import table
 
 Command = Callable[..., Said]
 
 
 PATHS = {"long": "x" * 5000, "NUL": "a\0b", "a long name": "x" * 300, "deep": "/".join(["d"] * 3000), "~": "~nouser/x"}
-PLACES: dict[str, tuple[str, ...]] = {
-    "recipe": ("train", "{}"),
-    "out": ("train", "recipe.toml", "--out", "{}"),
-    "resume": ("resume", "{}"),
-    "eval": ("eval", "{}"),
-    "eval's recipe": ("eval", "model", "--recipe", "{}"),
-    "plan's model": ("plan", "--model", "{}"),
-    "shown": ("config", "show", "{}"),
-    "labels": ("reward-model", "label", "recipe.toml", "--out", "{}"),
-    "model": ("train", "recipe.toml", "model.path={}"),
-    "data": ("train", "recipe.toml", "data.path={}"),
-    "held out": ("train", "recipe.toml", "data.eval_path={}"),
-    "code": ("train", "recipe.toml", "rewards=[{{path='{}.py:f'}}]"),
-    "kind": ("train", "recipe.toml", "advantage.kind={}.py:X"),
-    "name": ("train", "recipe.toml", "run.name={}"),
-    "preset": ("train", "recipe.toml", "extends={}"),
-    "demo": ("demo", "--out", "{}"),
-}
+PLACES: dict[str, tuple[str, ...]] = table("hostile_input", "places")
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -4,11 +4,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
+
+from fakes.started import start_process
+from fakes.waiting import gone, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SLURM = (EXAMPLES / "slurm.sh").read_text(encoding="utf-8")
@@ -41,7 +43,7 @@ SMALL = ("run.steps=20", "eval.every=0", "rollout.group_size=2", "rollout.max_ne
 RAY_THAT_WAITS = """#!/bin/bash
 case "$1" in
     status) for _ in $(seq "${NODES_UP:-9}"); do echo " 1 node_x"; done ;;
-    start) echo "$$ $*" >> "$STARTED"; exec sleep 60 ;;
+    start) echo "$$ $*" >> "$STARTED"; exec sleep 600 ;;
 esac
 """
 
@@ -59,7 +61,7 @@ json.dump(sys.argv[1:], open(os.environ["WORDS"], "w"))
 if os.environ.get("LONG"):
     signal.signal(signal.SIGTERM, lambda *ignored: (time.sleep(0.5), os._exit(143)))
     open(os.environ["WORDS"] + ".up", "w").close()
-    time.sleep(60)
+    time.sleep(600)
 sys.exit(int(os.environ.get("CODE", "0")))
 """
 
@@ -95,17 +97,12 @@ class Bench:
 
     def start(self, text: str, **variables: str) -> subprocess.Popen[bytes]:
         with self.output.open("ab") as output:
-            return subprocess.Popen(
-                ["bash", "-c", text],
-                cwd=self.folder,
-                env=self.environment | variables,
-                stderr=output,
-                stdout=output,
-            )
+            streams = {"stderr": output, "stdout": output, "env": self.environment | variables}
+            return start_process("bash", "-c", text, cwd=self.folder, **streams)
 
-    def finished(self, text: str, seconds: float = 120, **variables: str) -> tuple[int, str]:
+    def finished(self, text: str, **variables: str) -> tuple[int, str]:
         process = self.start(text, **variables)
-        return process.wait(timeout=seconds), self.output.read_text()
+        return process.wait(timeout=300), self.output.read_text()
 
     def rays(self) -> list[tuple[int, str]]:
         """The processes that were started as Ray's, the head first, and their command lines."""
@@ -116,20 +113,6 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path, ray=RAY_THAT_WAITS, oncurve=TRAIN_THAT_SAYS_ITS_WORDS)
-
-
-def wait_for(condition: object, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.05)
-
-
-def gone(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def test_a_script_starts_ray_on_all_nodes_trains_and_ends_ray(bench: Bench) -> None:
@@ -149,18 +132,18 @@ def test_a_script_starts_ray_on_all_nodes_trains_and_ends_ray(bench: Bench) -> N
 
 def test_at_the_time_limit_the_run_ends_in_order_and_the_job_queues_again(bench: Bench) -> None:
     process = bench.start(SLURM, LONG="1")
-    wait_for(Path(f"{bench.words}.up").exists, 20)
+    until(Path(f"{bench.words}.up").exists, 120.0)
     process.send_signal(signal.SIGUSR1)
-    assert process.wait(timeout=20) == 143
+    assert process.wait(timeout=120) == 143
     assert bench.requeued.read_text().split() == [bench.environment["SLURM_JOB_ID"]]
     assert all(gone(ray) for ray, _ in bench.rays())
 
 
 def test_a_job_that_is_cancelled_does_not_queue_again(bench: Bench) -> None:
     process = bench.start(SLURM, LONG="1")
-    wait_for(Path(f"{bench.words}.up").exists, 20)
+    until(Path(f"{bench.words}.up").exists, 120.0)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 143
+    assert process.wait(timeout=120) == 143
     assert not bench.requeued.exists()
 
 
@@ -202,7 +185,7 @@ def test_a_script_trains_on_a_real_ray_is_stopped_at_the_limit_and_goes_on(tmp_p
     metrics = tmp_path / "runs/gsm8k/metrics.jsonl"
     process = bench.start(text)
     try:
-        wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 1, 240)
+        until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 1, 240)
     finally:
         process.send_signal(signal.SIGUSR1)
         code = process.wait(timeout=120)
@@ -210,7 +193,7 @@ def test_a_script_trains_on_a_real_ray_is_stopped_at_the_limit_and_goes_on(tmp_p
     assert bench.requeued.exists()
     done = len(metrics.read_text().splitlines())
     assert 1 <= done < 20
-    code, errors = bench.finished(text, 240)
+    code, errors = bench.finished(text)
     assert code == 0, errors
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 21))

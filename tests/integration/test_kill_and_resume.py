@@ -1,6 +1,6 @@
 """kill -9 at random instants, resumed each time: the run equals the uninterrupted one bit for bit.
 
-`ONCURVE_KILLS=50` sets how often each run is killed (8 here, so that the slow tests stay short).
+`ONCURVE_KILLS=50` sets how often each run is killed (3 here, so that the slow tests stay short).
 """
 
 import json
@@ -16,60 +16,20 @@ from pathlib import Path
 import pytest
 
 from fakes.killed_runs import QUIET, compare, finish
+from fakes.started import start_process
+from fakes.tables import table
+from fakes.waiting import until
 from oncurve import durable
 from oncurve.config.layers import RECIPES
 from oncurve.report import RolloutIndex
 from oncurve.tasks import KINDS as TASKS
 
-KILLS = int(os.environ.get("ONCURVE_KILLS", "8"))
+KILLS = int(os.environ.get("ONCURVE_KILLS", "3"))
 STEPS_PER_KILL = 4
 
 
 GAMES = Path(__file__).parents[1] / "fakes" / "episodes.py"
-VARIANTS = {
-    "float32": ["model.dtype=float32"],
-    "bfloat16": ["model.dtype=bfloat16"],
-    "lean": ["model.dtype=bfloat16", "learner.masters=split", "learner.moments=bfloat16"],
-    "ppo": [
-        "model.dtype=float32",
-        "advantage.kind=gae",
-        "critic.kind=own",
-        "critic.learning_rate=1e-3",
-        "critic.warmup_steps=3",
-        "kl.where=reward",
-        "kl.target=0.05",
-    ],
-    "shared": [
-        "model.dtype=float32",
-        "advantage.kind=gae",
-        "critic.kind=shared",
-        "critic.learning_rate=1e-3",
-        "critic.warmup_steps=2",
-    ],
-    "average": ["model.dtype=bfloat16", "reference.every=2", "reference.mixup_alpha=0.5", "rollouts.keep=last 3"],
-    "dynamic": ["model.dtype=float32", "rollout.group_size=6", "filter.dynamic_sampling=true", "filter.max_rounds=30"],
-    "curriculum": ["model.dtype=float32", "data.curriculum=pass_rate", "rollout.top_p=0.95"],
-    "lora": ["model.dtype=bfloat16", "lora.rank=4", "reference.every=2", "reference.mixup_alpha=0.5"],
-    "sources": [
-        "model.dtype=float32",
-        "data.kind=files",
-        "data.path=['FOLDER/one.jsonl', 'FOLDER/two.jsonl', 'FOLDER/three.jsonl']",
-        "data.weights=[3, 1, 0.5]",
-        "data.eval_fraction=0.2",
-    ],
-    "process": [
-        "model.dtype=float32",
-        "advantage.kind=process",
-        "rewards=[{kind='task_steps'}]",
-        "rollouts.keep=every 3",
-    ],
-    "episodes": [
-        "model.dtype=float32",
-        f"environment.kind={GAMES}:Guess",
-        "environment.processes=2",
-        "advantage.kind=process",
-    ],
-}
+VARIANTS = table("kill_and_resume", "variants")
 
 
 SOURCES = {"one": 7, "two": 12, "three": 5}
@@ -87,7 +47,7 @@ def write_sources(folder: Path) -> None:
 def settings(variant: str, steps: int, folder: Path) -> list[str]:
     return [
         "rollout.group_size=4",
-        *(word.replace("FOLDER", str(folder)) for word in VARIANTS[variant]),
+        *(word.replace("FOLDER", str(folder)).replace("GAMES", str(GAMES)) for word in VARIANTS[variant]),
         f"run.steps={steps}",
         "run.seed=11",
         "data.prompts_per_step=3",
@@ -102,13 +62,8 @@ def settings(variant: str, steps: int, folder: Path) -> list[str]:
 
 def start(arguments: list[str], log: Path) -> "subprocess.Popen[bytes]":
     with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "oncurve", *arguments],
-            stdout=output,
-            stderr=output,
-            env={**os.environ, **QUIET},
-            start_new_session=True,
-        )
+        streams = {"stdout": output, "stderr": output, "env": {**os.environ, **QUIET}}
+        return start_process(sys.executable, "-m", "oncurve", *arguments, start_new_session=True, **streams)
 
 
 def steps_done(out: Path) -> int:
@@ -128,11 +83,9 @@ def run_killed(recipe: Path, out: Path, variant: str, steps: int, log: Path) -> 
             else ["resume", str(out)]
         )
         before, process = steps_done(out), start(arguments, log)
-        deadline = time.monotonic() + 120
         # Half of the kills fall anywhere in the start, the others within the first steps it takes.
         if chance.random() < 0.75:
-            while steps_done(out) == before and process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.005)
+            until(lambda: steps_done(out) != before or process.poll() is not None, 300.0)  # noqa: B023
             time.sleep(chance.random() * 0.4)
         else:
             time.sleep(chance.random() * 4)
@@ -195,7 +148,7 @@ def no_group_twice_and_none_lost(out: Path) -> None:
 def test_a_flipped_byte_is_detected_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
     recipe, whole, harmed = str(RECIPES / "task.toml"), tmp_path / "whole", tmp_path / "harmed"
     for out in (whole, harmed):
-        finish("train", recipe, *settings("float32", 4, tmp_path), "--out", str(out))
+        finish("train", recipe, *settings("curriculum", 4, tmp_path), "--out", str(out))
     weights = harmed / "checkpoints" / "step-000004" / "learner.safetensors"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1

@@ -17,6 +17,7 @@ import pytest
 
 from fakes.privileges import without_privileges
 from fakes.project import RECIPE, Said, oncurve, refused
+from fakes.tables import table
 from oncurve.models.loading import ModelConfig, hub
 from oncurve.run.directory.folder import RunDirectory
 
@@ -67,42 +68,7 @@ def unchanged(laid_out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
     assert files() == before
 
 
-SETTINGS = {
-    "model=model": "did you mean model.path=model?",
-    "data=data.jsonl": "did you mean data.path=data.jsonl?",
-    "advantage=rlo": "did you mean advantage.kind=rloo?",
-    "rewards.0=exact": "did you mean rewards.0.kind=exact?",
-    "rollout.eos_ids=[99999]": "99999 is not a token of the model",
-    "learner.lr=1e-3": "did you mean learner.learning_rate?",
-    "beta=0.1": "did you mean kl.coef?",
-    "epsilon=0.2": "objective.clip_low",
-    "num_generations=4": "did you mean rollout.group_size?",
-    "steps=3": "did you mean run.steps or iterative.steps or sft.steps?",
-    "rollout.n=8": "did you mean rollout.group_size?",
-    "top_p=0.9": "did you mean rollout.top_p?",
-    "rollout.top_p=1.1": "rollout.top_p: should be less than or equal to 1",
-    "rollout.max_new_tokens=129": "rollout.max_new_tokens: 129 leaves no room",
-    "rollout.max_new_tokens=128": "data.jsonl line 1: the prompt has",
-    "model.dtype=fp16": "expected 'auto', 'float32' or 'bfloat16'",
-    "model.path=model/config.json": "is a file; model.path names a directory",
-    "model.path=./nope": "nope: no such directory",
-    "run.name=a/b": "a name has no slash",
-    "recipe.toml": "expected section.key=value",
-    "data.system=x": "the model's tokenizer has no chat template",
-    "data.max_prompt_tokens=1": "raise the limit (data.max_prompt_tokens=2)",
-    "data.path=date.jsonl": "did you mean 'data.jsonl'?",
-    "data.path=model": "has no file of rows",
-    "data.template={promt}": "data.jsonl line 1: column 'promt' is missing; it has: prompt",
-    "data.template={prompt": "{{ or }} for a brace",
-    "reward=exact": "did you mean 'rewards'?",
-    "rewards=[]": "rewards: missing; add a [[rewards]] table",
-    "rewards=[{kind='exact', answer='anwser'}]": "did you mean 'answer'?",
-    "rewards=[{kind='choice'}]": "data.jsonl line 1: reward choice: column 'answer' holds 'w3', which is no letter",
-    "rewards=[{kind='format', preset='xml'}]": "expected 'think', 'think_answer'",
-    "rewards=[{kind='model_judge'}]": "rewards.0.url: missing",
-    "rewards=[{path='reward.py:'}]": "names no function; write 'reward.py:name'",
-    "rewards=[{path='reward.py:length', kwargs={limit=1}}]": "kwargs: it takes no 'limit'",
-}
+SETTINGS = table("mistakes", "settings")
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -110,28 +76,7 @@ def test_a_setting(unchanged: Command, setting: str) -> None:
     refused(unchanged("train", "recipe.toml", setting, "--out", "out"), SETTINGS[setting])
 
 
-TYPED = {
-    "run.steps = 3": "'run.steps': expected section.key=value, like learner.learning_rate=2e-6, without blanks around",
-    "run.steps= 3": "'3': expected section.key=value",
-    "“run.steps=3”": "it has typographic quotes or dashes: type plain ones",
-    "–out out": "an option begins with two hyphens: --out",
-    "'run.steps=3\r'": "run.steps: expected a number, not a string, got '3\\r'",
-    "rewards=[{kind=math}]": "on the command line --reward math, or \"rewards=[{kind='math'}]\"",
-    "rollout.stop=[w3]": "in a shell write 'rollout.stop=",
-    "learner.learning_rate=1e−6": "expected a number, not a string, got '1e−6'",
-    "data.path=$HOME/x.jsonl": "there is no file",
-    "data.path=~nobody-of-this-name/x.jsonl": "there is no home directory of that user",
-    "tracking.to=tensorboard": "'tracking.to=[\"tensorboard\"]'",
-    "--reward exact --preset ''": "--preset: the name is empty",
-    "--data ''": "data.path",
-    "--reward reward.length": "unknown kind 'reward.length'",
-    "--reward reward.py": "reward.py names no function; write reward.py:NAME",
-    "--reward reward.py:lenght": "did you mean 'length'?",
-    "--reward mth": "did you mean 'math'?",
-    "--preset nosuch": "--preset: there is no recipe or preset 'nosuch'",
-    "--preset nosuch.toml": "--preset: there is no file",
-    "--preset dpo": "there is no dpo here",
-}
+TYPED = table("mistakes", "typed")
 """Words after `oncurve train recipe.toml`, as a shell or an editor leaves them."""
 
 
@@ -140,70 +85,7 @@ def test_what_a_shell_or_an_editor_makes_of_words(unchanged: Command, words: str
     refused(unchanged("train", "recipe.toml", *shlex.split(words), "--out", "out"), TYPED[words])
 
 
-COMMANDS = {
-    "train recipe.toml --out .": "nothing in it is overwritten",
-    "train recipe.toml --out ''": "nothing in it is overwritten",
-    "train recipe.toml --out model": "model exists and is not empty",
-    "train recipe.toml --out recipe.toml/inside": "recipe.toml is a file",
-    "train recipe.tmol": "there is no recipe, preset or model 'recipe.tmol' here; did you mean 'recipe.toml'?",
-    "train ''": "RECIPE|MODEL: the name is empty",
-    "train 'recipe.toml\r'": "there is no recipe, preset or model 'recipe.toml\\r' here; did you mean 'recipe.toml'?",
-    "train modle": "did you mean 'model'?",
-    "train ./modle --data data.jsonl --reward exact": "/modle: no such directory; did you mean 'model'?",
-    "train data.jsonl": "rows go after --data: oncurve train MODEL --data data.jsonl --reward math",
-    "train reward.py": "after --reward, with the name of its function: --reward reward.py:NAME",
-    "train model/model.safetensors": "no recipe, which is TOML or YAML",
-    "train http://example.org/recipe.toml": "there is no file",
-    "train model": "oncurve train model --data train.jsonl --reward math",
-    "train some-lab/a-model": "oncurve train some-lab/a-model --data train.jsonl --reward math",
-    "train model --data data.jsonl": "rewards: missing",
-    "train model --reward math": "data.path: missing",
-    "train model --data 'C:\\x\\y.jsonl' --reward exact": "/mnt/c/x/y.jsonl",
-    "train D:/m --data data.jsonl --reward exact": "/mnt/d/m",
-    "train model data.jsonl reward.py:length": "--reward reward.py:length",
-    "train model data.jsonl other.jsonl --reward exact": "a command takes one file of rows",
-    "train model --reward exact --steps 10": "oncurve train model --reward exact run.steps=10\n",
-    "train model --reward exact --lr=1e-5": "oncurve train model --reward exact learner.learning_rate=1e-5\n",
-    "train model --reward exact --output-dir 'a b'": "oncurve train model --reward exact --out 'a b'\n",
-    "train model --reward exact --tempreature 0.5": "oncurve train model --reward exact rollout.temperature=0.5\n",
-    "train model --epsilon 0.1 --beta 0": "objective.clip_low=0.1 objective.clip_high=0.1 kl.coef=0\n",
-    "train model --max_completion_length 99": "oncurve train model rollout.max_new_tokens=99\n",
-    "train --model m --data data.jsonl --steps 2": "oncurve train m --data data.jsonl run.steps=2\n",
-    "resume run --steps 5": "oncurve resume run run.steps=5\n",
-    "resume nope": "nope is not a folder",
-    "resume recipe.toml": "Name the --out of an earlier `oncurve train`",
-    "resume model": "has no config.toml",
-    "eval recipe.toml": "oncurve eval MODEL --recipe recipe.toml",
-    "eval ./nope": "there is no folder ./nope",
-    "eval model": "is not a run",
-    "eval model data.path=data.jsonl": "rewards: missing",
-    "plan": "no model",
-    "plan nope.toml": "did you mean 'recipe.toml'?",
-    "plan model": "oncurve plan model --data train.jsonl --reward math",
-    "plan recipe.toml --machine h200x": "did you mean 'h200'?",
-    "plan recipe.toml --memory 9GiB": "name it, or one like it, with --machine",
-    "plan --model nope": "'nope': unknown",
-    "config show nope": "there is no recipe, preset or model 'nope' here",
-    "config explain grpo kl.coef=x": "kl.coef: expected a number",
-    "config explain task --preset grop": "--preset: there is no recipe or preset 'grop'; did you mean 'grpo'?",
-    "data check modle --data data.jsonl": "did you mean 'model'?",
-    "data check model": "oncurve data check model --data train.jsonl --reward math",
-    "data check model --data 'data\\y.jsonl' --reward exact": "data/y.jsonl",
-    "reward check recipe.toml --column promt": "did you mean 'prompt'?",
-    "reward check recipe.toml --sample --completions data.jsonl": "are two sources of completions",
-    "reward-model train recipe.toml --out out": "run.steps: unknown key",
-    "reward-model label recipe.toml --verifier nobody --out o": "--verifier: there is no reward 'nobody'",
-    "reward-model label recipe.toml --kind stairs --out o": '--kind: expected "preferences" or "steps"',
-    "reward-model label recipe.toml --out data.jsonl": "data.jsonl exists and is not overwritten",
-    "export .": "has no config.toml",
-    "runs nope": "nope is not a folder",
-    "report nope": "nope is not a folder",
-    "doctor model": "it is not a run of oncurve",
-    "init --out recipe.toml": "there already, and nothing is overwritten",
-    "init gsm": "did you mean 'gsm8k'?",
-    "init task --out task.yaml": "ends in .toml",
-    "demo --out model": "nothing in it is overwritten",
-}
+COMMANDS = table("mistakes", "commands")
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -220,20 +102,12 @@ def test_what_a_command_does_not_take_shows_its_usage(unchanged: Command, words:
     assert (said.code, "Error: " in said.err, "Usage" in said.err, "Traceback" in said.err) == (2, True, True, False)
 
 
-ROWS = {
-    "prompt,answer\nw3,w4\n": "data.jsonl line 1, column 1: not JSON",
-    '[\n{"prompt":"w3"}\n{"prompt":"w4"}]\n': "line 3, column 1: not JSON",
-    '{"prompt": "w3"}{"prompt":"w4"}\n': "line 1, column 17: not JSON",
-    '{"prompt": [{"role":"user","content":"w3"}]}': "has no chat template",
-    "PAR1\0\0": "data.jsonl",
+ROWS = table("mistakes", "rows") | {
     '{"prompt": "w3"}\n' * 40 + '{"promt": "w3"}\n': "line 41: column 'prompt' is missing",
-    '{"prompt":[-1,3]}': "data.jsonl line 1: column 'prompt' holds a negative token id",
-    '{"prompt":[3]}\n{"prompt":[99999]}': "data.jsonl line 2: the prompt holds the token id 99999",
     '{"prompt":[1' + "0" * 30 + "]}": "line 1: the prompt holds the token id",
     '{"prompt":"w3","answer":' + "[" * 400 + "]" * 400 + "}": "line 1: column 'answer' is nested too deeply",
     '{"prompt":"w3","answer":' + "[" * 90_000 + "]" * 90_000 + "}": "nested too deeply",
     '{"prompt":"w3","answer":' + "9" * 6000 + "}": "data.jsonl line 1: ",
-    '{"prompt":"w3","answer":"\\ud800"}': "line 1: column 'answer' holds half a character",
 }
 
 
@@ -243,14 +117,7 @@ def test_a_data_file(command: Command, content: str) -> None:
     refused(command("train", "recipe.toml", "--out", "out"), ROWS[content])
 
 
-RECIPES = {
-    "": "model.path: missing",
-    "steps = 3\n": "did you mean run.steps",
-    "[Run]\nsteps=3\n": "did you mean 'run'?",
-    "[[reward]]\nkind='math'\n": "did you mean 'rewards'?",
-    '{"run": {"steps": 3}}': "(at line 1, column 1)",
-    "extends=['grpo','nope']": "there is no recipe or preset 'nope'",
-    "[data]\npath='C:\\data.jsonl'\n": "/mnt/c/data.jsonl",
+RECIPES = table("mistakes", "recipes") | {
     RECIPE.replace("[[rewards]]", "[rewards]"): "in a file write [[rewards]], with two brackets",
 }
 

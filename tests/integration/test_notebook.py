@@ -1,6 +1,8 @@
 """A run in a real Jupyter kernel, really interrupted: the kernel lives, and the run goes on from where it was."""
 
+import os
 import queue
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -10,9 +12,11 @@ from typing import Any
 import pytest
 
 from fakes.project import lay_out
+from fakes.waiting import until
 
 jupyter_client = pytest.importorskip("jupyter_client", reason="needs the dev extra's ipykernel")
 PATIENCE_SECONDS = 240
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 BEGIN = """
 import os, time, oncurve
@@ -92,18 +96,11 @@ def notebook(folder: Path) -> Iterator[Notebook]:
     made.manager.shutdown_kernel(now=True)
 
 
-def until(path: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert path.exists()
-
-
 @pytest.mark.slow
 def test_one_interrupt_ends_the_run_and_another_cell_goes_on_with_it(notebook: Notebook, folder: Path) -> None:
     step = 'lambda result: (open("stepped", "w").close(), time.sleep(3))'
     cell = notebook.begin(TRAIN.format(out="one", step=step))
-    until(folder / "stepped")
+    until((folder / "stepped").exists)
     notebook.manager.interrupt_kernel()
     said, raised = notebook.end(cell)
     assert (raised, "stopped by SIGINT" in said) == ("", True)
@@ -117,7 +114,7 @@ def test_one_interrupt_ends_the_run_and_another_cell_goes_on_with_it(notebook: N
 def test_a_second_interrupt_is_a_keyboard_interrupt_and_the_kernel_lives(notebook: Notebook, folder: Path) -> None:
     (folder / "slow").touch()
     cell = notebook.begin(TRAIN.format(out="two", step=None))
-    until(folder / "sleeping")
+    until((folder / "sleeping").exists)
     notebook.manager.interrupt_kernel()
     time.sleep(1)
     notebook.manager.interrupt_kernel()
@@ -156,18 +153,33 @@ def test_progress_is_one_output_and_an_error_is_one_message(notebook: Notebook) 
     assert ".py" not in notebook.traceback
 
 
-@pytest.mark.slow
-def test_the_example_runs_from_first_to_last_cell(tmp_path: Path) -> None:
+def executed(example: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> list[Any]:
+    """The outputs of each cell of code of a notebook that is executed in `folder`, with these changes."""
     nbclient = pytest.importorskip("nbclient", reason="needs the dev extra's nbclient")
     nbformat = pytest.importorskip("nbformat")
-    example = nbformat.read(Path(__file__).parents[2] / "examples" / "first_run.ipynb", as_version=4)
-    assert all(not cell.get("outputs") for cell in example.cells)  # it is shipped without outputs
-    for cell in example.cells:
-        cell.source = cell.source.replace("steps=30", "steps=4").replace('"eval.every": 15', '"eval.every": 2')
-    resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(example, timeout=PATIENCE_SECONDS, kernel_name="python3", resources=resources).execute()
-    shown = [cell.outputs for cell in example.cells if cell.cell_type == "code"]
-    pages = [outputs[-1]["data"].get("text/html", "") for outputs in shown[2:] if outputs]
+    notebook = nbformat.read(example, as_version=4)
+    assert all(not cell.get("outputs") for cell in notebook.cells)  # it is shipped without outputs
+    for cell in notebook.cells:
+        for old, new in changes.items():
+            cell.source = re.sub(rf"\b{old}\b(\W+)\d+", rf"{old}\g<1>{new}", cell.source)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # of `!oncurve`
+    resources = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(notebook, timeout=PATIENCE_SECONDS, kernel_name="python3", resources=resources).execute()
+    return [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.ipynb") if path.stem != "first_run"))
+def test_an_example_runs_from_first_to_last_cell(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = executed(EXAMPLES / f"{name}.ipynb", tmp_path, monkeypatch)
+    assert not any(output.get("output_type") == "error" for outputs in shown for output in outputs)
+    assert sum(bool(outputs) for outputs in shown) >= 3
+
+
+@pytest.mark.slow
+def test_the_first_example_shows_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = executed(EXAMPLES / "first_run.ipynb", tmp_path, monkeypatch, steps="4", every="2")
+    pages = [outputs[-1]["data"].get("text/html", "") for outputs in shown[3:] if outputs]
     assert "first_run · 4 steps" in pages[0]
     assert [page.startswith("<iframe") for page in pages[1:4]] == [True] * 3
     assert "reward/mean" in pages[4]

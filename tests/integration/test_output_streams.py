@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes.killed_runs import QUIET, metrics_of
+from fakes.started import start_process
 
 REWARD = """
 def length(completion, answer):
@@ -35,13 +36,10 @@ def test_a_run_whose_output_goes_nowhere_is_done_all_the_same(project: Path, whe
     words = [sys.executable, *begin, "train", "recipe.toml", LENGTH, "run.steps=2", "--out", "out"]
     ours, theirs = pty.openpty()
     terminal = theirs if "terminal" in where else subprocess.DEVNULL
-    process = subprocess.Popen(
-        ["bash", "-c", f"set -o pipefail; {WHERE[where]}", "bash", *words],
-        env={**os.environ, **QUIET, "TERM": "xterm-256color"},
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-    )
+    environment = {**os.environ, **QUIET, "TERM": "xterm-256color"}
+    streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    bash = ("bash", "-c", f"set -o pipefail; {WHERE[where]}", "bash", *words)
+    process = start_process(*bash, env=environment, **streams)
     os.close(theirs)
     os.close(ours)
     assert process.wait(300) == 0

@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import oncurve.forecast.command as forecasting
+from fakes.tables import table
 from oncurve.base.errors import UserError
 from oncurve.cli import app
 from oncurve.config.layers import RECIPES
@@ -142,37 +143,7 @@ def test_no_recipe_and_no_machine_is_this_one() -> None:
     assert found["seconds_are"] == "limits by formula"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["nowhere.toml"], "nowhere.toml"),
-        ([], "--model qwen2.5-7b or --parameters 7B"),
-        (["--model", "qwen2.5-7"], "did you mean"),
-        (["--model", "qwen2.5-7b", "--parameters", "7e9"], "give one of them"),
-        (["--model", "qwen2.5-7b", "--memory", "80GiB"], "with --machine"),
-        (["--model", "qwen2.5-7b", "--machine", "h200", "--memory", "lots"], "like 80GiB"),
-        (["--model", "qwen2.5-7b", "--machine", "h200", "data.prompts_per_step=0"], "data.prompts_per_step"),
-        (["--model", "qwen2.5-7b", "--machine", "h200", "rollout.max_new_tokens=-5"], "rollout.max_new_tokens"),
-        (
-            ["--model", "qwen2.5-7b", "--machine", "h200", "rollout.group_size=1"],
-            "rollout.group_size: an advantage is relative to its group",
-        ),
-        (["--model", "./nowhere"], "neither a directory here"),
-        (["--parameters", "seven"], "like 7B, 494M or 7e9"),
-        (["--parameters", "7B", "--machine", "h200", "data.prompts_per_step=999999999"], "data.prompts_per_step"),
-        (["--model", "qwen2.5-7b", "--machine", "h200", "rollout.max_new_tokens=40000"], "made for 32,768 positions"),
-        (["--model", "qwen2.5-7b", "--machine", "h200", "--prompt-tokens", "32768"], "shorten the prompts"),
-        (["--model", "src/oncurve/models/tiny", "rollout.max_new_tokens=300"], "made for 256 positions"),
-        (["task", "rollout.max_new_tokens=300"], "made for 256 positions"),
-        (["task", "rollout.max_new_tokens=240"], "lower rollout.max_new_tokens by"),
-        (["task", "--prompt-tokens", "250"], "set rollout.max_new_tokens to 7"),
-        (
-            ["gsm8k", "model.path=src/oncurve/models/tiny", "rollout.max_new_tokens=9"],
-            "--prompt-tokens 256",
-        ),
-        (["task", "rollout.max_new_token=3"], "did you mean"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), table("plan", "bad_input_says_the_mend"))
 def test_bad_input_says_the_mend(words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with pytest.raises(UserError) as error:

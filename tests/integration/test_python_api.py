@@ -13,7 +13,6 @@ import pandas
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import oncurve
 from fakes.architectures import architecture
@@ -132,22 +131,6 @@ def test_prompts_may_be_bare_strings_or_token_ids() -> None:
     ids = train(model=TinyLM(vocabulary=VOCABULARY), tokenizer=None, data=[torch.tensor([1, 2]), [3]], reward=reward)
     ids.close()
     assert 1 <= ids.metrics[0]["reward/mean"] <= 5  # different tokens among the 5 of a completion
-
-
-def test_the_model_that_is_left_behind_loads_in_transformers_and_says_the_same(
-    model_folder: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    exact = {**SETTINGS, "model": {"dtype": "float32"}}
-    run = train(model=model_folder, reward=closure(3), steps=2, out=tmp_path / "run", settings=exact)
-    run.save(tmp_path / "saved")
-    run.close()
-    for folder in (tmp_path / "run" / "model", tmp_path / "saved"):
-        model = AutoModelForCausalLM.from_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        ids = tokenizer("w3 w4", return_tensors="pt")["input_ids"]
-        with torch.no_grad():
-            assert torch.equal(model(ids).logits, run.model(ids).logits)
-    assert len(recwarn) == 0
 
 
 def test_a_run_can_be_evaluated_after_it() -> None:

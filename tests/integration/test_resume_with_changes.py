@@ -1,9 +1,7 @@
 """`oncurve resume DIR section.key=value`: changes are said and kept, what came before stays, the rest is refused."""
 
 import json
-import os
 import shutil
-import signal
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 import oncurve
 from fakes.killed_runs import finish, killed_at
 from fakes.project import Said, lay_out
-from oncurve.run import resume_any
+from fakes.tables import table
 
 Command = Callable[..., Said]
 RATE = "learner.learning_rate=0.01"
@@ -77,17 +75,6 @@ def test_a_rate_that_changes_is_exact_up_to_its_step_and_stays(command: Command)
     assert sorted(path.name for path in Path("run/history").iterdir()) == ["config-000002.toml", "config-000004.toml"]
 
 
-def test_a_changed_run_that_is_stopped_goes_on_to_the_same_bits(command: Command) -> None:
-    assert command("resume", "run", "run.steps=4", RATE).code == 0
-    shutil.copytree("short", "other")
-    table = {"run": {"steps": 4}, "learner": {"learning_rate": 0.01}}
-    with oncurve.resume("other", settings=table, on_step=lambda _: os.kill(os.getpid(), signal.SIGTERM)) as stopped:
-        assert (stopped.stopped_by, len(stopped.metrics)) == ("SIGTERM", 3)
-    assert not Path("other/model").exists()  # that of step 2 is not the run's
-    assert resume_any(Path("other")) is None
-    assert weights("run", 4) == weights("other", 4)
-
-
 @pytest.mark.slow
 def test_a_changed_run_that_is_killed_goes_on_to_the_same_bits(command: Command) -> None:
     assert command("resume", "run", "run.steps=5", RATE, "checkpoint.every=1").code == 0
@@ -98,16 +85,7 @@ def test_a_changed_run_that_is_killed_goes_on_to_the_same_bits(command: Command)
     assert weights("run", 5) == weights("other", 5)
 
 
-REFUSED = {
-    "run.seed=5": "run.seed: cannot change in a resume: every random number of the run follows from it",
-    "run.steps=1": "run.steps: 1 is less than the 2 steps that are done",
-    "model.path=other": "model.path: cannot change in a resume: the checkpoints hold the weights",
-    "data.shuffle=false": "data.shuffle: cannot change in a resume: the run counts its position in the rows",
-    "learner.moments=bfloat16": "learner.moments: cannot change in a resume",
-    "kl.coef=0": "kl.coef: cannot become 0 in a resume: the checkpoints hold the reference",
-    "learner.learning_rat=1": "did you mean 'learning_rate'?",
-    "run.steps=many": "run.steps: ",
-}
+REFUSED = table("resume_with_changes", "refused")
 
 
 @pytest.mark.parametrize("word", REFUSED)

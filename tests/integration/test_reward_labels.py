@@ -5,35 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from fakes.project import Said, oncurve as run_command
+from fakes.project import RECIPES, Said, oncurve as run_command
 from oncurve.models import tiny
 from oncurve.reward_models import LabelledSteps, PreferencePair
 from oncurve.reward_models.examples import Preferences, StepLabels
 from oncurve.tasks.arithmetic import check_steps, is_correct, read_question
 
-RECIPE = f"""
-[run]
-threads = 1
-
-[model]
-path = "{tiny.path()}"
-dtype = "float32"
-
-[data]
-kind = "task"
-prompts_per_step = 4
-
-[rollout]
-group_size = 4
-max_new_tokens = 48
-
-[[rewards]]
-kind = "task_steps"
-
-[[rewards]]
-kind = "task"
-weight = 0
-"""
+RECIPE = (RECIPES / "labels.toml").read_text(encoding="utf-8").format(model=tiny.path())
 
 
 Label = Callable[[list[str]], Said]

@@ -4,8 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +13,12 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 from fakes.classifiers import lay_down
-from fakes.killed_runs import killed_at
+from fakes.killed_runs import killed_at, start
 from fakes.project import Said, refused
 from fakes.reward_examples import DATA, UPDATES, write_examples
+from fakes.tables import table
 from fakes.tolerance import about
+from fakes.waiting import until
 from oncurve import durable
 from oncurve.metrics import METRICS
 from oncurve.models.classifiers.load import load_classifier
@@ -111,21 +111,7 @@ def test_its_own_configuration_is_a_recipe(command: Command) -> None:
     assert equals_whole(Path("again"), "outcome")
 
 
-SETTINGS = {
-    "data.kind=steps": ('data.kind = "steps" teaches a model of kind = "process"',),
-    "reward_model.kind=process": ('data.kind = "preferences" teaches a model of kind = "outcome"',),
-    "reward_model.path=": ("reward_model.path: missing; name a language model's",),
-    "reward_model.path=steps": ("is a token classifier: a reward model of steps, and not of outcomes",),
-    "reward_model.path=bare": ("bare has no config.json",),
-    "reward_model.max_length=3": ("none of 18 examples fits: tiny reads 3 tokens; take a model that reads more",),
-    "data.path=preference.jsonl": ("data.path: there is no file", "did you mean 'preferences.jsonl'?"),
-    "data.path=steps.jsonl": ("steps.jsonl line 1: there is no column 'chosen'",),
-    "data.path=wrong.jsonl": ("wrong.jsonl line 2: rejected: expected a text, or chat messages, got 5",),
-    "data.path=chat.jsonl": ("tiny has no chat template",),
-    "data.eval_fraction=0.99": ("no example is left to train on; lower data.eval_fraction",),
-    "rewards=[{kind='math'}]": ("rewards: unknown section",),
-    "batch_size=3": ("did you mean reward_model.batch_size?",),
-}
+SETTINGS = table("reward_model_training", "settings")
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -192,8 +178,11 @@ KILLS = [
 
 
 @pytest.mark.slow
-@kinds
-@pytest.mark.parametrize("place", KILLS, ids=lambda place: f"{place[2]}-{place[3]}")
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    list(zip(KILLS, [*DATA, *reversed(DATA), *DATA], strict=True)),
+    ids=lambda given: given if given in DATA else f"{given[2]}-{given[3]}",
+)
 def test_it_may_be_killed_anywhere(command: Command, kind: str, place: tuple[str, str, str, int]) -> None:
     out = Path(f"killed-{kind}-{place[2]}-{place[3]}")
     killed_at(place, "reward-model", "train", f"{kind}.toml", "--out", str(out))
@@ -203,8 +192,8 @@ def test_it_may_be_killed_anywhere(command: Command, kind: str, place: tuple[str
 
 
 @pytest.mark.slow
-@kinds
-def test_kills_at_random_instants_change_nothing(laid_out: Path, command: Command, kind: str) -> None:
+def test_kills_at_random_instants_change_nothing(command: Command) -> None:
+    kind = "process"
     settings = ["reward_model.epochs=30", "checkpoint.every=1"]
     whole, out = Path(f"long-{kind}"), Path(f"often-{kind}")
     assert command("reward-model", "train", f"{kind}.toml", *settings, "--out", str(whole)).code == 0
@@ -214,12 +203,9 @@ def test_kills_at_random_instants_change_nothing(laid_out: Path, command: Comman
         words = (
             ["reward-model", "train", f"{kind}.toml", *settings, "--out", str(out)] if fresh else ["resume", str(out)]
         )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "oncurve", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        before, deadline = checkpoints(out), time.monotonic() + 120
-        while checkpoints(out) == before and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
+        process = start(*words)
+        before = checkpoints(out)
+        until(lambda: checkpoints(out) != before or process.poll() is not None, 300.0)  # noqa: B023
         time.sleep(0.2 * chance.random())
         if process.poll() is None:
             process.kill()

@@ -1,9 +1,8 @@
 """Runs of the command that go wrong on the way, or stand on a run that did: what is said, and how they go on."""
 
 import json
-import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,34 +86,6 @@ def test_what_a_reward_prints_stays_out_of_the_output_and_what_it_asks_is_a_faul
     Path("reward.py").write_text("def length(completion):\n    print('noise')\n    return len(input())\n")
     said = command("train", "recipe.toml", LENGTH, "--out", "out")
     assert (said.code, "EOFError" in said.err, "noise" in said.out) == (2, True, False)  # by its trial
-
-
-@pytest.fixture
-def small_files() -> Iterator[Callable[[int], None]]:
-    """Set the largest size a file may have, as a full disk would; it is lifted again at the end."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_disk_that_refuses_is_a_message_and_the_run_goes_on_once_there_is_room(
-    command: Command, small_files: Callable[[int], None]
-) -> None:
-    small_files(100_000)  # the reference fits, the checkpoint does not
-    said = command("train", "recipe.toml", "--out", "out")
-    assert (said.code, "Traceback" in said.err) == (2, False)
-    assert "cannot be written: File too large" in said.err
-    small_files(resource.RLIM_INFINITY)
-    assert command("resume", "out").code == 0
-    assert command("train", "recipe.toml", "--out", "whole").code == 0
-    assert weights("out") == weights("whole")
-
-
-def test_settings_that_look_alarming_are_noted_and_run(command: Command) -> None:
-    sizes = ("learner.tokens_per_micro_batch=1", "data.prompts_per_step=9", "run.steps=1")
-    said = command("train", "recipe.toml", *sizes, "--out", "out")
-    assert (said.code, said.err) == (0, "")
-    assert "note: data.prompts_per_step = 9 is more than the 6 prompts there are" in said.out
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from fakes.project import Said
+from oncurve.learner import LocalLearner
 from oncurve.report import TOKENS, EvaluationFiles, RolloutFiles, RolloutIndex, look_at
 
 Command = Callable[..., Said]
@@ -58,10 +59,18 @@ def test_numbers_of_tokens_are_those_of_the_checkpoints_before_and_after_the_ste
     assert [("after" in index.group(step, 0)["completions"][0]) for step in (1, 2, 3)] == [True, True, False]
 
 
-def test_measuring_tokens_changes_no_bit_of_the_run(command: Command) -> None:
+def test_measuring_tokens_changes_no_bit_of_the_run_and_takes_one_pass_more_where_old_logprobs_are_there(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[frozenset[str]] = []
+    inner = LocalLearner.score
+    monkeypatch.setattr(
+        LocalLearner, "score", lambda self, batch, want: passes.append(want) or inner(self, batch, want)
+    )
     for every in ("0", "1"):
         settings = ("kl.coef=0.05", "learner.ppo_epochs=2", f"rollouts.tokens_every={every}")
         assert command("train", "recipe.toml", *settings, "--out", every).code == 0
+        assert sum("old" in want for want in passes) == {"0": 3, "1": 3 + 3 + 3}[every]
     for file in ("model/model.safetensors", *(f"rollouts/step-{step:06d}.jsonl.gz" for step in (1, 2, 3))):
         assert Path("0", file).read_bytes() == Path("1", file).read_bytes(), file
 

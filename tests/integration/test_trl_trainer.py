@@ -84,6 +84,8 @@ def test_other_rows_are_evaluated_and_the_held_out_ones_stay(folder: str) -> Non
         made.evaluate()
     found = made.evaluate(eval_dataset=[{"prompt": "once"}])
     assert found["eval_reward"] > 0
+    assert found["eval_loss"] == pytest.approx(0.0, abs=1.0)
+    assert "eval_loss" not in trainer(folder, {"beta": 0.1}).evaluate(eval_dataset=[{"prompt": "once"}])
     assert {"eval_x_reward", "eval_y_reward"} <= set(made.evaluate({"x": ROWS[:1], "y": ROWS[1:2]}))
     with pytest.raises(DataError, match="held-out row 0"):
         made.evaluate(eval_dataset=[{"question": "once"}])
@@ -97,6 +99,7 @@ def test_an_entropy_bonus_has_its_keys_in_the_log(folder: str, adapted: bool) ->
     made.train()
     first, second, _ = made.state.log_history
     assert (first["entropy_coef"], second["entropy_coef"]) == pytest.approx((0.51, 0.52) if adapted else (0.5, 0.5))
+    assert made.entropy_coef == pytest.approx(0.52 if adapted else 0.5)
     in_force = 0.51 if adapted else 0.5
     assert second["policy_loss"] == pytest.approx(second["loss"] + in_force * second["entropy"], rel=1e-6)
 
@@ -134,6 +137,15 @@ def test_a_reward_model_in_memory_scores_prompt_and_completion(folder: str) -> N
     assert reward.function(prompts=["a 1", "a 2"], completions=[" cat", " dogs ran"]) == pytest.approx(alone, rel=1e-4)
     made.train()
     assert any("LlamaForSequenceClassification" in key for key in made.state.log_history[0])
+
+
+@pytest.mark.parametrize(("loss", "warned"), [("dapo", True), ("grpo", False)])
+def test_a_ratio_of_completions_in_a_sum_over_tokens_is_warned_of(
+    folder: str, loss: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = trainer(folder, {"importance_sampling_level": "sequence", "loss_type": loss})
+    assert made.reward_func_names == ["reward"]
+    assert ("weights each sequence by its completion length" in caplog.text) == warned
 
 
 def test_the_reference_is_the_trainers_ref_model(folder: str) -> None:

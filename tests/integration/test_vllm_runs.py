@@ -4,8 +4,6 @@ import gzip
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,11 +11,14 @@ import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
-from fakes.killed_runs import finish, metrics_of, start
+from fakes.killed_runs import finish, metrics_of, start, until_checkpoints
 from fakes.project import lay_out, words_tokenizer
 from fakes.vllm_server import server_program, tiny_llama
+from fakes.waiting import until
 from oncurve import durable
+from oncurve.cli import app
 from oncurve.models import save
 
 pytestmark = pytest.mark.slow
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.slow
 REAL = os.environ.get("ONCURVE_VLLM_BIN")
 """The folder of a real `vllm`; None: oncurve's own server stands in."""
 
-STEPS, SECONDS, VOCABULARY = 3, 900.0, 64
+STEPS, VOCABULARY = 3, 64
 VLLM = [
     *("cluster.kind=host", "cluster.engine=vllm", "cluster.rollout_workers=1", "model.dtype=float32"),
     *("checkpoint.every=1", "checkpoint.keep=100", "learner.learning_rate=0.01"),
@@ -49,19 +50,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def train(*settings: str, out: str = "out") -> str:
-    return finish("train", "recipe.toml", *of_servers(settings), "--out", out, seconds=SECONDS)
+    return finish("train", "recipe.toml", *of_servers(settings), "--out", out)
 
 
 def of_servers(settings: tuple[str, ...]) -> list[str]:
     """The settings, with the arguments of servers."""
     return [*VLLM, *settings, *[f"cluster.vllm_arguments={json.dumps(ARGUMENTS)}"] * bool(ARGUMENTS)]
-
-
-def until(true: Callable[[], bool], seconds: float = SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def logprobs_of(folder: Path, prompt: list[int], ids: list[int]) -> torch.Tensor:
@@ -78,7 +72,7 @@ def weights_after(project: Path, out: str, step: int) -> Path:
         return project / "model"
     folder = project / f"{out}-after-{step}"
     if not folder.exists():
-        finish("export", out, "--step", str(step), "--out", str(folder), seconds=SECONDS)
+        assert CliRunner().invoke(app, ["export", out, "--step", str(step), "--out", str(folder)]).exit_code == 0
     return folder
 
 
@@ -113,8 +107,7 @@ def check_run(project: Path, said: str, steps: int = STEPS, out: str = "out", la
 
 def test_a_run_is_sampled_by_a_server_and_goes_on_after_a_kill(project: Path) -> None:
     process = start("train", "recipe.toml", *of_servers(()), "run.steps=40", "--out", "out")
-    until(lambda: len(durable.numbered(project / "out" / "checkpoints")) >= 2 or process.poll() is not None)
-    assert process.poll() is None, process.communicate(timeout=10)[0]
+    until_checkpoints(process, project / "out", 2)
     words = next(
         line for one in psutil.Process(process.pid).children(recursive=True) if "serve" in (line := one.cmdline())
     )
@@ -128,7 +121,7 @@ def test_a_run_is_sampled_by_a_server_and_goes_on_after_a_kill(project: Path) ->
     until(lambda: not folder.exists(), 60.0)
     done = durable.numbered(project / "out" / "checkpoints")
     steps = len(done) + 1
-    said = finish("resume", "out", f"run.steps={steps}", seconds=SECONDS)
+    said = finish("resume", "out", f"run.steps={steps}")
     check_run(project, said, steps)
     assert all(0 < line["policy/mismatch"] < 1e-4 for line in metrics_of(project / "out"))
 

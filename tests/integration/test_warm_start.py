@@ -10,51 +10,14 @@ import torch
 import oncurve
 from fakes.demonstrations import chat_tokenizer
 from fakes.killed_runs import PLACES, compare, finish, killed_at, metrics_of
-from fakes.project import Said, lay_out
+from fakes.project import RECIPES, Said, lay_out
+from fakes.tables import table
 from oncurve import durable
 from oncurve.base.errors import ConfigError
 from oncurve.compat.trl import SFTConfig, SFTTrainer
 
 SFT, STEPS = 60, 4
-RECIPE = f"""
-[run]
-steps = {STEPS}
-threads = 1
-
-[model]
-path = "model"
-dtype = "float32"
-
-[data]
-path = "data.jsonl"
-eval_path = "held_out.jsonl"
-prompts_per_step = 2
-
-[sft]
-data = "demonstrations.jsonl"
-eval_data = "other_demonstrations.jsonl"
-steps = {SFT}
-learning_rate = 1e-2
-
-[rollout]
-group_size = 4
-max_new_tokens = 6
-
-[[rewards]]
-kind = "regex"
-pattern = "^ w9 w[0-9]+$"
-processes = 1
-
-[learner]
-learning_rate = 1e-3
-
-[eval]
-every = 20
-
-[checkpoint]
-every = 4
-keep = 100
-"""
+RECIPE = (RECIPES / "warm_start.toml").read_text(encoding="utf-8")
 UPDATE = PLACES["update"][:3]
 
 
@@ -189,21 +152,7 @@ def test_a_script_of_trls_quick_start_makes_the_same_updates(site: Path, tmp_pat
         SFTTrainer(str(site / "model"), args, rows, callbacks=[print])
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["sft", "recipe.toml", "sft.data=nothing.jsonl"], "sft.data: there is no file"),
-        (["sft", "model"], "sft.data: missing; name a file of demonstrations"),
-        (["sft", "recipe.toml", "sft.max_length=3"], "have more than the 3 tokens allowed"),
-        (["sft", "recipe.toml", "sft.epoch=3"], "did you mean"),
-        (["sft", "recipe.toml", "learner.learning_rate=1e-4"], "a warm start has its own, sft.learning_rate"),
-        (["sft", "recipe.toml", "sft.epochs=3", "sft.steps=3"], "sft.epochs: sft.steps says it in another way"),
-        (["sft", "recipe.toml", "sft.data=data.jsonl"], "no demonstration: expected columns prompt and completion"),
-        (["train", "recipe.toml", "sft.data=data.jsonl"], "no demonstration: expected columns prompt and completion"),
-        (["train", "recipe.toml", "rewards.0.pattern=("], "pattern"),
-        (["train", "recipe.toml", "advantage.kind=demonstration"], "rollout.group_size: a demonstration is the one"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), table("warm_start", "bad_input_ends_before_anything_is_made"))
 def test_bad_input_ends_before_anything_is_made(
     words: list[str], says: str, site: Path, command: Callable[..., Said], project: Path
 ) -> None:

@@ -14,19 +14,19 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from fakes.learning import finished, gradient, make_learner, relative_error, weigher
+from fakes.learning import finished, gradient, make_learner, plain_groups, relative_error, weigher
 from fakes.tiny_policy import VOCABULARY, random_groups, tiny_model
 from oncurve.advantages import GAEAdvantage, GroupAdvantage, ProcessAdvantage
 from oncurve.batching import collate
 from oncurve.kl import KL_KINDS
-from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, PolicyAndKL, Regularizer, ValueLoss
+from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, PolicyAndApart, Regularizer, ValueLoss
 from oncurve.metrics import Metrics
 from oncurve.models import token_stats
 from oncurve.models.generic import plain_logits
 from oncurve.trainer import KLControl
 from oncurve.types import Group, Score, TokenLoss, TokenStats, TrainBatch, axes_of
 from oracles.plain_gae import plain_gae, plain_whitened
-from oracles.plain_grpo import PlainConfig, PlainGroup, reference_loss
+from oracles.plain_grpo import PlainConfig, reference_loss
 from oracles.plain_head import plain_logprobs
 from oracles.plain_process import plain_process_advantages
 
@@ -141,11 +141,13 @@ def test_losses_gradients_and_statistics_are_those_of_the_trained_tokens(
         batch = batch.having(old_logprobs=None)
     weigh = weigher(aggregation)
     if kl_aggregation is not None:
-        weigh = PolicyAndKL(weigh, weigher(kl_aggregation))
+        weigh = PolicyAndApart(weigh, weigher(kl_aggregation))
     generator = torch.Generator().manual_seed(~seed)
     names = ("logprobs", "entropy", "full_kl", "values")
     said = {n: torch.randn(batch.loss_mask.shape, generator=generator).double() for n in names}
-    regularizer = Regularizer(KLPenalty(estimator=estimator, coef=0.1), 0.01, ValueLoss(0.2, 0.5))
+    kl = KLPenalty(estimator=estimator, coef=0.1, aggregation=kl_aggregation)
+    apart = kl_aggregation is not None and on_policy
+    regularizer = Regularizer(kl, 0.01, ValueLoss(0.2, 0.5), entropy_apart=apart)
 
     holey = poisoned(batch)
     there = TokenStats(**{name: nan_outside(batch.loss_mask, x) for name, x in said.items()})
@@ -249,20 +251,6 @@ def test_group_and_process_advantages_are_those_of_the_whole_completions(seed: i
     rows = ProcessAdvantage()(batch)[batch.valid]
     for row, tokens in zip(rows, chain.from_iterable(plain), strict=True):
         assert row[: len(tokens)].tolist() == pytest.approx(tokens, abs=1e-9)
-
-
-def plain_groups(groups: list[Group]) -> list[PlainGroup]:
-    return [
-        PlainGroup(
-            list(group.prompt.ids),
-            [list(c.ids) for c in group.completions],
-            [score.reward if score.valid else None for score in group.scores],
-            [list(c.logprobs) for c in group.completions],
-            [list(c.trained or (True,) * len(c.ids)) for c in group.completions],
-            sampler_logprobs=[list(c.logprobs) for c in group.completions],
-        )
-        for group in groups
-    ]
 
 
 @pytest.mark.parametrize("objective", OBJECTIVE_KINDS)

@@ -23,7 +23,6 @@ def test_every_place_that_is_named_is_there() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the instruction sets are those of x86-64")
-@pytest.mark.parametrize("name", ["plain", "avx2"])
-def test_the_sensitive_tests_pass_under_another_instruction_set(name: str) -> None:
-    done = script("instruction_sets").run(name, SMALL)
+def test_the_sensitive_tests_pass_under_another_instruction_set() -> None:
+    done = script("instruction_sets").run("plain", SMALL)
     assert done.returncode == 0, done.stdout

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from fakes.tables import table
 from oncurve import types
 from oncurve.cli import app
 
@@ -25,30 +26,7 @@ FILES = sorted(
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile")),
     ]
 )
-WORDS = {
-    r"(?<!model )(?<!rewards[./])judg(e|es|ed|ing|ement|ements|ment|ments)": "verifier, score, evaluate or label",
-    r"roll outs?": "continuation in labelling; else rollout",
-    r"mend(s|ed|ing)?": "fix or suggestion",
-    r"anew": "again",
-    r"beside": "next to, with, or in addition to",
-    r"(?<!lag )(?<!lags )behind": "after",
-    r"graded(?! on a curve)": "scored, or relative to its group",
-    r"(no|some|any|every)body|anyone|someone|everyone": "a noun: code is not a person",
-    r"(?<!boy )who|whom": "a noun: code is not a person",
-    r"besides": "also, else, or in addition to",
-    r"(by|in|at) whose hands?|for people|what there is to (say|do)": "a noun: code is not a person",
-    r"the first so many": "the first ones, with their number",
-    r"with (the|its) numbers in(?! )": "with its numbers filled in",
-    r"tenants?": "owner",
-    r"seats?|seated": "insert, or slot",
-    r"(live|dead) (rows?|groups?)": "rows with or without gradient; constant groups",
-    r"still without advantage": "zero_gradient_at_zero_advantage",
-    r"holds the policy back|pulls nowhere": "KL regularization; no effect on-policy",
-    r"kl rewards": "add_kl_to_rewards",
-    r"least valid": "min_valid_completions",
-    r"mixup(?! alpha)": "mixup_alpha",
-    r"streams?": "token statistics, per-token tensors, or PromptSource: a stream is CUDA's, or an output's",
-}
+WORDS = table("language", "words")
 """A pattern over lower-case words that single spaces separate, and what is written instead."""
 
 STREAMS = {

@@ -60,14 +60,6 @@ def test_as_many_entries_of_trained_as_tokens_or_an_error(trained: tuple[bool, .
         collate([Group(Prompt(0, "", (1,)), (odd,), (Score(1.0),))])
 
 
-def test_completions_without_a_valid_score_are_not_trained_and_have_reward_zero() -> None:
-    scores = (Score(1.0), Score(float("nan"), valid=False, fault="raised"))
-    batch = collate([group((1,), (4, 4), (4, 4), scores=scores)])
-    assert batch.loss_mask.tolist() == [[True, True], [False, False]]
-    assert batch.rewards.tolist() == [1.0, 0.0]
-    assert batch.existing().all()
-
-
 def test_truncated_completions_can_be_left_out_of_the_loss_but_stay_in_the_statistics() -> None:
     cut = Group(Prompt(0, "", (1,)), (completion((4, 4), 0, "length"), completion((4,), 1)), (Score(1.0), Score(0.0)))
     assert collate([cut]).loss_mask.sum(1).tolist() == [2, 1]

@@ -1,7 +1,6 @@
 """A child process is waited for on every path: none is dropped while it may still run, however long its end takes."""
 
 import gc
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ import pytest
 
 import oncurve
 from fakes.calls import Counted
+from fakes.started import start_process
 from fakes.waiting import until
 from oncurve.base.closing import reap
 from oncurve.processes import Minder, minder
@@ -108,8 +108,8 @@ def test_a_keeper_waits_for_the_process_that_it_has_killed() -> None:
 
 
 def test_the_exit_code_is_known_where_the_child_ends_within_the_limit() -> None:
-    assert reap(subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]), 60.0) == 3
-    slow = subprocess.Popen(["sleep", "600"])
+    assert reap(start_process(sys.executable, "-c", "raise SystemExit(3)"), 60.0) == 3
+    slow = start_process("sleep", "600")
     assert reap(slow, 0.0) is None
     slow.kill()
     until(lambda: slow.returncode == -9)

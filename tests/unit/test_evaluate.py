@@ -63,10 +63,6 @@ def majority_by_enumeration(answers, correct, k) -> float:
     return total / len(subsets)
 
 
-def test_maj_at_3_of_aabbc_with_ties_broken_uniformly() -> None:
-    assert maj_at_k(list("AABBC"), [True, True, False, False, False], 3) == pytest.approx(0.43333333, abs=1e-8)
-
-
 @pytest.mark.parametrize(
     ("answers", "right"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.tables import table
 from oncurve import train
 from oncurve.base.errors import ConfigError
 from oncurve.base.hints import known_kinds, known_words, word_for
@@ -37,28 +38,7 @@ def test_a_word_alone_is_answered_with_its_setting(word: str) -> None:
     assert all(key in said for key in known_words()[word].keys or (known_words()[word].note,))
 
 
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [
-        ("learner.lr", "learner.learning_rate"),
-        ("critic.lr", "critic.learning_rate"),
-        ("rollout.n", "rollout.group_size"),
-        ("kl.beta", "kl.coef"),
-        ("run.num_train_epochs", "run.epochs"),
-        ("actor_rollout_ref.rollout.n", "rollout.group_size"),
-        ("+actor_rollout.ref.rollout.n", "rollout.group_size"),
-        ("actor_rollout_ref.actor.optim.lr", "learner.learning_rate"),
-        ("critic.optim.lr", "critic.learning_rate"),
-        ("algorithm.kl_ctrl.kl_coef", "kl.coef"),
-        ("algorithm.adv_estimator", "advantage.kind"),
-        ("multi_objective_aggregation", "advantage.kind"),
-        ("reward_model.overlong_buffer.len", "rewards.0.buffer"),
-        ("data.max_response_length", "rollout.max_new_tokens"),
-        ("trainer.total_epochs", "run.epochs"),
-        ("Trainer.Save_Freq", "checkpoint.every"),
-        ("reward_model.lr", "reward_model.learning_rate"),
-    ],
-)
+@pytest.mark.parametrize(("written", "meant"), table("hints", "it_may_stand_behind_any_sections"))
 def test_it_may_stand_behind_any_sections(written: str, meant: str) -> None:
     kind = ("reward_model.kind=outcome",) if written.startswith("reward_model") else ()
     kind = ("critic.kind=own",) if written == "critic.lr" else kind
@@ -114,8 +94,8 @@ def test_what_an_unknown_argument_is_answered_with_is_taken(word: str) -> None:
     """Every `settings={...}` or `reward={...}` of an answer names a key where the API looks for it."""
     with pytest.raises(ConfigError) as caught:
         train(**{word: 1})
-    for table in re.findall(r"settings=(\{.*?\}\})", str(caught.value)):
-        ((section, keys),) = ast.literal_eval(table).items()
+    for given in re.findall(r"settings=(\{.*?\}\})", str(caught.value)):
+        ((section, keys),) = ast.literal_eval(given).items()
         assert all(RUN.knows(f"{section}.{key}") and "." not in key for key in keys), word
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import oncurve
+from fakes.tables import table
 from oncurve.metrics import METRICS, Metrics, declared, share, short
 
 
@@ -79,24 +80,7 @@ def test_every_declared_metric_is_logged_somewhere() -> None:
         assert f'"{metric.prefix or name}' in code or name in timed | measured, name
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (0.5, "0.5"),
-        (0.123456, "0.123"),
-        (12.34, "12.3"),
-        (1234.4, "1234"),
-        (9999.9, "10k"),
-        (12345, "12.3k"),
-        (1.2e6, "1.2M"),
-        (3e9, "3G"),
-        (0.00012, "1.2e-4"),
-        (-0.25, "-0.25"),
-        (2e14, "2.0e14"),
-        (3e-12, "3.0e-12"),
-    ],
-)
+@pytest.mark.parametrize(("value", "text"), table("metrics", "numbers_are_short"))
 def test_numbers_are_short(value, text) -> None:
     assert short(value) == text
 

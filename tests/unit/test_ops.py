@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from oncurve.ops import entropy, entropy_of_logprobs, token_logprobs, token_logprobs_and_table
 from oncurve.parallel import ALONE, LostRankError, World, shards_of
-from oncurve.randomness import permutation, row_keys, uniform, uniform_at
+from oncurve.randomness import permutation, uniform
 from oracles import plain_random
 from oracles.plain_shards import in_pairs
 
@@ -117,30 +117,6 @@ def test_permutation_is_a_shuffle_and_equals_the_plain_one(n):
     assert order == plain_random.permutation(3, 5, n)
 
 
-def grid(draws=1, prompts=1, samples=1, positions=1):
-    """Uniforms of all coordinates below the given counts, shape (draws, prompts, samples, positions)."""
-    prompt_ids, sample_index = (
-        axis.flatten() for axis in torch.meshgrid(torch.arange(prompts), torch.arange(samples), indexing="ij")
-    )
-    rows = [
-        uniform_at(row_keys(11, draw, prompt_ids, sample_index)[:, None], torch.arange(positions))
-        for draw in range(draws)
-    ]
-    return torch.stack(rows).view(draws, prompts, samples, positions)
-
-
-AXES = ["draws", "prompts", "samples", "positions"]
-
-
-@pytest.mark.parametrize("axis", AXES)
-def test_uniforms_along_each_coordinate_pass_kolmogorov_smirnov(axis):
-    u = grid(**{axis: 2000}).flatten().sort().values
-    n = len(u)
-    steps = torch.arange(n + 1, dtype=torch.float64) / n
-    distance = max((steps[1:] - u).max().item(), (u - steps[:-1]).max().item())
-    assert distance * math.sqrt(n) < 1.95  # p = 0.001
-
-
 @given(power=st.integers(0, 6), ranks=st.integers(1, 64))
 def test_every_shard_has_one_rank_and_every_rank_a_subtree(power: int, ranks: int) -> None:
     count = 2**power
@@ -197,40 +173,6 @@ def test_a_process_alone_agrees_with_itself_and_has_no_others_to_send_to() -> No
     world.broadcast([torch.zeros(3)])
     with pytest.raises(LostRankError, match="left the world"):
         world.send([torch.zeros(3)], 1)
-
-
-def test_permutations_of_other_epochs_and_seeds_differ():
-    orders = {tuple(permutation(seed, epoch, 50).tolist()) for seed in range(4) for epoch in range(4)}
-    assert len(orders) == 16
-
-
-@pytest.mark.parametrize("axis", range(4))
-def test_neighbours_along_each_coordinate_are_independent(axis):
-    u = grid(8, 16, 16, 32)
-    length = u.shape[axis]
-    here, there = u.narrow(axis, 0, length - 1).flatten(), u.narrow(axis, 1, length - 1).flatten()
-    correlation = torch.corrcoef(torch.stack([here, there]))[0, 1].item()
-    assert abs(correlation) * math.sqrt(len(here)) < 4
-    cells = torch.bincount((here * 8).long() * 8 + (there * 8).long(), minlength=64).double()
-    expected = len(here) / 64
-    assert ((cells - expected) ** 2 / expected).sum() < 112  # chi-square, about 63 degrees of freedom, p = 0.0001
-
-
-def test_uniforms_use_all_53_bits_and_stay_inside_the_open_interval():
-    u = grid(prompts=64, positions=512).flatten()
-    assert u.min() > 0
-    assert u.max() < 1
-    mantissas = (u * 2.0**53).long()
-    assert (mantissas.double() * 2.0**-53 == u).all()
-    assert (mantissas & 1 == 1).all()
-    for bit in range(1, 53):
-        ones = ((mantissas >> bit) & 1).double().mean().item()
-        assert abs(ones - 0.5) * 2 * math.sqrt(len(u)) < 5, f"bit {bit} is set in {ones:.4f} of the numbers"
-
-
-def test_swapped_coordinates_give_other_numbers():
-    u = grid(4, 4, 4, 4).flatten()
-    assert len(u.unique()) == len(u)
 
 
 def test_the_backward_may_be_repeated_and_changes_nothing():

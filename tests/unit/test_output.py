@@ -18,6 +18,8 @@ from hypothesis import given, strategies as st
 from rich.live import Live
 from rich.text import Text
 
+from fakes.started import start_process
+from fakes.waiting import errors_with
 from oncurve.base import output
 from oncurve.display import Screen, say
 
@@ -122,14 +124,8 @@ def test_a_screen_keeps_its_own_colours_and_makes_all_others_visible(monkeypatch
 
 
 def test_what_workers_print_is_passed_on_through_the_door(capfd: pytest.CaptureFixture[str]) -> None:
-    import time
-
     os.write(output.worker_stderr(), "\x1b[31mred é".encode())
-    said, deadline = "", time.monotonic() + 30
-    while "é" not in said and time.monotonic() < deadline:
-        time.sleep(0.01)
-        said += capfd.readouterr().err
-    assert said == "\\x1b[31mred é"
+    assert errors_with("é", capfd) == "\\x1b[31mred é"
 
 
 SOURCE = Path(__file__).parents[2] / "src" / "oncurve"
@@ -165,10 +161,10 @@ def test_a_terminal_is_told_what_is_loaded_before_anything_heavy_is_imported(wor
     light = "import sys; sys.modules['numpy'] = sys.modules['torch'] = None; from oncurve.cli import main; main()"
     command = [sys.executable, "-c", light, *words]
     ours, theirs = pty.openpty()
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs):
-        os.close(theirs)
-        with open(ours, "rb") as terminal:
-            assert terminal.readline().decode().rstrip() == begins
-            with suppress(OSError):  # so a terminal ends
-                terminal.read()
+    start_process(*command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    with open(ours, "rb") as terminal:
+        assert terminal.readline().decode().rstrip() == begins
+        with suppress(OSError):  # so a terminal ends
+            terminal.read()
     assert "loading" not in subprocess.run(command, capture_output=True, text=True, check=False).stdout

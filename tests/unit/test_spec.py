@@ -6,6 +6,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field
 
+from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.base.imports import locate
 from oncurve.components import Component, build, kind_of
@@ -60,26 +61,8 @@ def test_an_unknown_kind_is_named_with_its_nearest_and_all_there_are():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"count": True}, "objective.count: expected a number, not true or false, got True"),
-        ({"count": "5"}, "objective.count: expected a number, not a string, got '5'"),
-        ({"clip_low": "0.2"}, "objective.clip_low: expected a number, not a string, got '0.2'"),
-        ({"clip_low": -1}, "objective.clip_low: should be greater than or equal to 0, got -1"),
-        ({"on": "yes"}, "objective.on: expected true or false, not a string, got 'yes'"),
-        ({"on": 1}, "objective.on: expected true or false, got 1"),
-        ({"betas": [0.9, True]}, "objective.betas: expected a number, not true or false, got [0.9, True]"),
+        *table("spec", "a_value_never_changes_its_type_silently"),
         ({"clip_low": float("nan")}, "objective.clip_low: should be a finite number, got nan"),
-        ({"where": "los"}, "objective.where: expected 'loss' or 'reward', got 'los'; did you mean 'loss'?"),
-        ({"count": 1.5}, "objective.count: should be a valid integer, got a number with a fractional part, got 1.5"),
-        (
-            {"words": "stop"},
-            "objective.words: expected a list, got 'stop'; write [\"stop\"], in a shell 'objective.words=[\"stop\"]'",
-        ),
-        (
-            {"words": "[stop]"},
-            "objective.words: expected a list, got '[stop]'; in a shell write 'objective.words=[\"…\", \"…\"]', with "
-            "all of its quotes",
-        ),
-        ({"words": [1]}, "objective.words.0: should be a valid string, got 1"),
     ],
 )
 def test_a_value_never_changes_its_type_silently(settings: dict[str, Any], said: str):
@@ -107,18 +90,7 @@ def test_code_is_located_in_a_file_beside_the_recipe(tmp_path: Path):
     assert locate("mine.py:reward", tmp_path)("x") == 1.0
 
 
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("nowhere.py:f", "there is no file"),
-        ("no_such_module:f", "there is no module 'no_such_module'"),
-        ("json:dunps", "json has no 'dunps'; did you mean 'dumps'?"),
-        ("json", "is not a path to code"),
-        ("broken.py:f", r"broken.py failed: line 1"),
-        ("raises.py:f", r"raises.py failed: ZeroDivisionError: division by zero \(raises.py line 2\)"),
-        ("lacks.py:f", r"lacks.py failed: ModuleNotFoundError: No module named 'nonesuch'"),
-    ],
-)
+@pytest.mark.parametrize(("path", "said"), table("spec", "what_cannot_be_located_is_said"))
 def test_what_cannot_be_located_is_said(path: str, said: str, tmp_path: Path):
     (tmp_path / "broken.py").write_text("def (:")
     (tmp_path / "raises.py").write_text("x = 1\n1 / 0\n")

@@ -2,7 +2,7 @@
 
     z_ik = (r_ik - mean r_k) / (std r_k + eps)    over the completions of the group to which reward k applies
     s_i  = Σ_k w_k z_ik
-    Â_it = s_i / (std_batch s + eps)
+    Â_it = s_i / (std_batch s + eps),  or s whitened over the trained tokens of the batch, as verl has it
 
 The sum of weighted rewards, which GRPO normalises, gives completions with different rewards one advantage where their
 sums are equal. The paper subtracts the mean of s over the batch, too: it is 0 by construction, and not subtracting its
@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
+from oncurve.advantages.gae import whiten
 from oncurve.advantages.group import OutcomeAdvantage, group_advantages
 from oncurve.components import Equation
 from oncurve.ops import segment_count
@@ -63,11 +64,15 @@ class GDPOAdvantage(OutcomeAdvantage):
     eps: float = Field(default=1e-6, ge=0)
     """Added to the standard deviations of the groups and of the batch."""
 
+    scale: Literal["completions", "tokens"] = "completions"
+    """What the sums are put on the scale of: their standard deviation over "completions", or, whitened, mean and
+    standard deviation over the trained "tokens". Whitened advantages of a constant group are not 0."""
+
     needs: ClassVar[frozenset[str]] = frozenset({"siblings", "components"})
     """Other completions of the same prompt, and the values of the single rewards."""
 
-    def per_completion(self, batch: TrainBatch) -> Float[Tensor, "B"]:
-        """Return the advantages `(B,)` float64, which scaling and shifting a reward do not change, up to `eps`.
+    def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
+        """Return the advantages `(B, T)` float64, which scaling and shifting a reward do not change, up to `eps`.
 
         Raises ValueError: the batch does not have the single rewards.
         """
@@ -76,14 +81,18 @@ class GDPOAdvantage(OutcomeAdvantage):
         sums = decoupled_sums(
             batch.component_rewards, batch.component_weights, batch.valid, batch.group_ids, self.ddof, self.eps
         )
+        if self.scale == "tokens":
+            return whiten(sums[:, None].expand(batch.loss_mask.shape), batch.loss_mask)
         siblings = segment_count(batch.valid, batch.group_ids, len(batch.prompts))[batch.group_ids]
         count = int((batch.valid & (siblings > 1)).sum())  # a group of one valid completion is in no statistic
         std = (sums.square().sum() / max(count - self.ddof, 1)).sqrt()
-        return sums / torch.where(sums != 0, std + self.eps, 1.0)
+        return (sums / torch.where(sums != 0, std + self.eps, 1.0))[:, None] * batch.existing()
 
     def describe(self) -> Equation:
         """Return the weighted sum of normalised rewards."""
         by = f"std + {self.eps:g}" if self.eps else "std"
         z = f"(r_ik - mean r_k) / ({by}), mean and std of the values r_ik of reward k in its group (ddof {self.ddof})"
-        sums = "Σ_k w_k z_ik over the rewards k, w_k their weights; std s is over the batch"
-        return Equation(f"s_i / ({by.replace('std', 'std s')})", {"s_i": sums, "z_ik": z})
+        over = "the batch" if self.scale == "completions" else "its trained tokens"
+        sums = f"Σ_k w_k z_ik over the rewards k, w_k their weights; std s is over {over}"
+        term = f"s_i / ({by.replace('std', 'std s')})" if self.scale == "completions" else "(s_i - mean s) / std s"
+        return Equation(term, {"s_i": sums, "z_ik": z})

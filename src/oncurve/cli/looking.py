@@ -37,14 +37,17 @@ def show_command(
 
     With --flips held-out problems, between two evaluations. The run may be going on.
     """
-    from oncurve.report import flips_text, look_at, look_at_flips, show_text
+    from oncurve.report import look_at, look_at_flips, show_text
 
     if completion is not None and (group is None or flips):
         raise ConfigError("--completion: name its group, too, by --group; an evaluation has none")
     if since is not None and not flips:
         raise ConfigError("--since: the first of two evaluations; give --flips, too")
-    found = look_at_flips(directory, since, step, group) if flips else look_at(directory, step, group, completion)
-    say(flips_text(found) if flips else show_text(found))
+    try:
+        found = look_at_flips(directory, since, step, group) if flips else look_at(directory, step, group, completion)
+    except KeyError as error:
+        raise ConfigError(f"--group: these evaluations have no problem {group}") from error
+    say(show_text(found))
     if as_json:
         say(json.dumps(found))
 

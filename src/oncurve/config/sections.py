@@ -43,7 +43,7 @@ from oncurve.losses import (
     KLPenalty,
     NoCorrection,
     Objective,
-    PolicyAndKL,
+    PolicyAndApart,
     Regularizer,
     Reinforce,
     TokenMean,
@@ -234,10 +234,11 @@ class RunConfig(Component):
         return resolved(self.aggregation, self)
 
     @property
-    def kl_weights(self) -> Aggregation | None:
-        """The KL term's own aggregation, complete as `token_weights` is; None where it has none that counts."""
-        name = self.kl.aggregation
-        if name is None or not self.kl.loss_coef:
+    def apart_weights(self) -> Aggregation | None:
+        """The aggregation of the KL term or the bonus, complete as `token_weights` is; None: none of its own counts."""
+        kl = self.kl.aggregation if self.kl.loss_coef else None
+        name = kl or (self.entropy.aggregation if self.regularizer.rewards_entropy else None)
+        if name is None:
             return None
         if self.aggregation_kind == name:
             return self.token_weights
@@ -268,12 +269,15 @@ class RunConfig(Component):
     @property
     def regularizer(self) -> Regularizer:
         """Return what is added to the objective's loss: KL and entropy."""
-        return Regularizer(self.kl, self.entropy.coef, steered=self.entropy.target is not None)
+        steered, apart = self.entropy.target is not None, self.entropy.aggregation is not None
+        return Regularizer(self.kl, self.entropy.coef, steered=steered, entropy_apart=apart)
 
     @property
     def loss_weights(self) -> Callable[[TrainBatch], Tensor | TokenWeights]:
-        """The weights of an update's losses: the aggregation, and the KL term's where it has its own."""
-        return self.token_weights if self.kl_weights is None else PolicyAndKL(self.token_weights, self.kl_weights)
+        """The weights of an update's losses: the aggregation, and that of terms with their own."""
+        return (
+            self.token_weights if self.apart_weights is None else PolicyAndApart(self.token_weights, self.apart_weights)
+        )
 
     @property
     def old_logprobs(self) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from oncurve.base.posix import fcntl
 from oncurve.durable.files import StorageError
 
 

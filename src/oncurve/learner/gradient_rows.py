@@ -29,8 +29,8 @@ def rows_with_gradient(batch: TrainBatch, by_advantage: bool) -> TrainBatch | No
     if batch.token_weights is None or batch.advantages is None:
         raise ValueError("an update needs advantages and token_weights: batch.with_advantages(…).with_weights(…) first")
     weighs = batch.token_weights != 0
-    if batch.kl_weights is not None:
-        weighs = weighs | (batch.kl_weights != 0)
+    if batch.apart_weights is not None:
+        weighs = weighs | (batch.apart_weights != 0)
     moving = batch.loss_mask & weighs
     if by_advantage:
         moving = moving & (batch.advantages != 0)

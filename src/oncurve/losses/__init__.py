@@ -25,7 +25,7 @@ and a correction
 
 from oncurve.losses.aggregate import (
     Aggregation as Aggregation,
-    PolicyAndKL as PolicyAndKL,
+    PolicyAndApart as PolicyAndApart,
     SeqMeanTokenMean as SeqMeanTokenMean,
     SeqMeanTokenSum as SeqMeanTokenSum,
     SeqMeanTokenSumNorm as SeqMeanTokenSumNorm,

@@ -153,15 +153,15 @@ class SeqMeanTokenSumNorm(Component):
 
 
 @dataclass(frozen=True)
-class PolicyAndKL:
-    """Two aggregations in one: of the policy term with the entropy bonus, and of the KL term.
+class PolicyAndApart:
+    """Two aggregations in one: of the policy term, and of the KL term, the entropy bonus or both.
 
-    `Σ_it w_it (policy loss_it - α H_it) + Σ_it v_it β KL_it`, w of `policy` and v of `kl`, both of the same batch.
+    `Σ_it w_it (policy loss_it - α H_it) + Σ_it v_it β KL_it`, w of `policy` and v of `apart`, both of the same batch.
     """
 
     policy: Aggregation
-    kl: Aggregation
+    apart: Aggregation
 
     def __call__(self, batch: TrainBatch) -> TokenWeights:
         """Return both weights, `(B, T)` each."""
-        return TokenWeights(self.policy(batch), self.kl(batch))
+        return TokenWeights(self.policy(batch), self.apart(batch))

@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from oncurve.components import Component, Impossible, Inert
+from oncurve.losses.kinds import Apart
 
 
 class EntropyBonus(Component):
@@ -31,6 +32,10 @@ class EntropyBonus(Component):
     step: float = Field(default=0.005, gt=0)
     """By how much the coefficient changes per step, with `target`."""
 
+    aggregation: Apart = None
+    """How the bonus adds up over tokens, a kind of `[aggregation]`; none: as the objective does. Next to
+    `kl.aggregation` it is the same."""
+
     impossible: ClassVar[tuple[Impossible, ...]] = (
         Impossible(
             lambda bonus: bonus.target is not None and bonus.coef < 0,
@@ -43,6 +48,12 @@ class EntropyBonus(Component):
             ("entropy.target",),
             lambda bonus: bonus.target is None,
             "without entropy.target the coefficient is constant",
+        ),
+        Inert(
+            ("entropy.aggregation",),
+            ("entropy.coef",),
+            lambda bonus: bonus.coef == 0 and bonus.target is None,
+            "entropy.coef = 0 means that there is no bonus",
         ),
     )
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator
+
+from oncurve.base.errors import suggest
+from oncurve.base.hints import kind_for
 from oncurve.components import Component
 from oncurve.losses.aggregate import SeqMeanTokenMean, SeqMeanTokenSum, SeqMeanTokenSumNorm, TokenMean, TokenSum
 from oncurve.losses.clipped import Clipped
@@ -36,3 +42,18 @@ AGGREGATION_KINDS: dict[str, type[Component]] = {
     "seq-mean-token-mean": SeqMeanTokenMean,
     "seq-mean-token-sum-norm": SeqMeanTokenSumNorm,
 }
+
+
+def _is_an_aggregation(name: str | None) -> str | None:
+    if name is not None and name not in AGGREGATION_KINDS:
+        near = kind_for("aggregation", name) or suggest(name, AGGREGATION_KINDS)
+        raise ValueError(f"expected one of {', '.join(AGGREGATION_KINDS)}{near}")
+    return name
+
+
+Apart = Annotated[
+    str | None,
+    BeforeValidator(lambda value: None if value == "none" else value),  # TOML has no null, and a preset may be undone
+    AfterValidator(_is_an_aggregation),
+]
+"""The name of an aggregation of a term's own, or None; "none" is None."""

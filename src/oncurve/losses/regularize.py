@@ -3,25 +3,23 @@
     loss_it = β · KL_it - α · H_it
 
 aggregated with the same token weights as the objective: the KL as in DeepSeekMath, arXiv:2402.03300, eq. 3, the bonus
-as in PPO, arXiv:1707.06347, eq. 9. With `aggregation` the KL term has weights of its own, `kl_weights` of the batch.
+as in PPO, arXiv:1707.06347, eq. 9. With `aggregation` a term has weights of its own, `apart_weights` of the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from oncurve.base.errors import suggest
-from oncurve.base.hints import kind_for
 from oncurve.components import Component
 from oncurve.kl import Estimator, check_estimator, estimator_named, kl_value
-from oncurve.losses.kinds import AGGREGATION_KINDS
+from oncurve.losses.kinds import Apart
 from oncurve.losses.value import ValueLoss
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
@@ -39,7 +37,7 @@ class KLPenalty(Component):
     coef: float = Field(default=0.001, ge=0)
     """β; at 0 there is no KL term, and no reference is needed."""
 
-    aggregation: str | None = None
+    aggregation: Apart = None
     """How the KL term of the loss adds up over tokens, a kind of `[aggregation]`; none: as the objective does."""
 
     target: float | None = Field(default=None, gt=0)
@@ -47,19 +45,6 @@ class KLPenalty(Component):
 
     horizon: float = Field(default=10000.0, gt=0)
     """Completions over which β is adapted."""
-
-    @field_validator("aggregation", mode="before")
-    @classmethod
-    def _none_has_a_word(cls, value: Any) -> Any:
-        return None if value == "none" else value  # TOML has no null, and a preset may have to be undone
-
-    @field_validator("aggregation")
-    @classmethod
-    def _is_an_aggregation(cls, name: str | None) -> str | None:
-        if name is not None and name not in AGGREGATION_KINDS:
-            near = kind_for("aggregation", name) or suggest(name, AGGREGATION_KINDS)
-            raise ValueError(f"expected one of {', '.join(AGGREGATION_KINDS)}{near}")
-        return name
 
     @field_validator("estimator")
     @classmethod
@@ -121,6 +106,8 @@ class Regularizer:
 
     `steered`: α changes from step to step, and is the batch's `entropy_coef`.
 
+    `entropy_apart`: the batch's `apart_weights` weigh the entropy.
+
     `value`: the loss of values that are read off the policy's own hidden states, added where there are any.
 
     Statistics: "policy/kl", the estimator's value, where it is in the loss, or in nothing and the batch has reference
@@ -132,6 +119,7 @@ class Regularizer:
     entropy_coef: float = 0.0
     value: ValueLoss | None = None
     steered: bool = False
+    entropy_apart: bool = False
 
     @property
     def needs(self) -> frozenset[str]:
@@ -144,8 +132,8 @@ class Regularizer:
         return self.steered or self.entropy_coef != 0
 
     def __call__(self, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
-        """Return `(B, T)` loss and statistics, 0 where `loss_mask` is False; the KL apart where the batch has
-        `kl_weights`.
+        """Return `(B, T)` loss and statistics, 0 where `loss_mask` is False; what has an aggregation of its
+        own apart.
 
         Raises ValueError: the reference's log-probs or a token statistic in `needs` are absent.
         """
@@ -154,13 +142,17 @@ class Regularizer:
         kl, apart = self._kl(stats, batch), None
         if kl is not None:
             observed["policy/kl"] = kl.detach()
-            if self.kl.loss_coef and batch.kl_weights is not None:
+            if self.kl.loss_coef and self.kl.aggregation is not None:
                 apart = self.kl.loss_coef * kl
             elif self.kl.loss_coef:
                 loss = loss + self.kl.loss_coef * kl
         if stats.entropy is not None:
             entropy = torch.where(batch.loss_mask, stats.entropy, 0.0)
-            loss = loss - self._entropy_coef(batch, loss.dtype) * entropy if self.rewards_entropy else loss
+            bonus = self._entropy_coef(batch, loss.dtype) * entropy if self.rewards_entropy else 0.0
+            if self.entropy_apart:
+                apart = (torch.zeros_like(loss) if apart is None else apart) - bonus
+            else:
+                loss = loss - bonus
             observed["policy/entropy"] = entropy.detach()
         elif self.rewards_entropy:
             raise ValueError("the entropy bonus needs the statistic entropy, which is absent")

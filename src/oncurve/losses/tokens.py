@@ -91,4 +91,4 @@ class WithoutOffPolicy:
         where = off_policy(stats.logprobs, batch.rollout_logprobs, batch.advantages, batch.loss_mask, self.threshold)
         dropped = where.to(found.loss.dtype)
         loss = torch.where(where, 0.0, found.loss)
-        return TokenLoss(loss, {**found.stats, "filter/off_policy": dropped}, found.kl)
+        return TokenLoss(loss, {**found.stats, "filter/off_policy": dropped}, found.apart)

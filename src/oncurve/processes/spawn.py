@@ -148,7 +148,8 @@ def exit_as(status: int | None) -> NoReturn:
 def _children() -> Iterator[int]:
     """Return the processes whose parent this one is."""
     own = str(os.getpid())
-    for process in filter(str.isdigit, os.listdir("/proc")):
+    there = os.listdir("/proc") if os.path.isdir("/proc") else ()  # not Linux: none is known
+    for process in filter(str.isdigit, there):
         with contextlib.suppress(OSError):
             stat = Path("/proc", process, "stat").read_text(errors="replace")
             if stat.rpartition(")")[2].split()[1] == own:  # the name before it may contain anything

@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.report.evaluations import (
-        EvaluationFiles as EvaluationFiles,
-        compared as compared,
-        results_of as results_of,
-    )
+    from oncurve.report.evaluations import EvaluationFiles as EvaluationFiles
     from oncurve.report.groups import answer_column as answer_column, answer_of_row as answer_of_row
     from oncurve.report.index import RolloutIndex as RolloutIndex
     from oncurve.report.page import render_report as render_report, write_report as write_report
@@ -25,10 +21,10 @@ if TYPE_CHECKING:
         steps_in_words as steps_in_words,
     )
     from oncurve.report.show import (
-        flips_text as flips_text,
         link as link,
         look_at as look_at,
         look_at_flips as look_at_flips,
+        most_changed as most_changed,
         show_text as show_text,
     )
     from oncurve.report.shown import (

@@ -6,7 +6,7 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,8 @@ from oncurve.report.rows import PROMPT_CHARACTERS
 
 RESULTS = "json.gz"
 
-CHANGES = {
-    (True, False): "right to wrong",
-    (False, True): "wrong to right",
-    (True, True): "still right",
-    (False, False): "still wrong",
-}
+CHANGES = ("right to wrong", "wrong to right", "still right", "still wrong", "")
+"""What may become of a problem between two evaluations; "": the verifier does not apply to it."""
 
 
 class EvaluationFiles:
@@ -76,8 +72,7 @@ def compared(run: Path, first: int | None = None, last: int | None = None) -> di
 
     Raises RunDirectoryError: an evaluation is not there, or damaged.
     """
-    files = EvaluationFiles(run)
-    steps = files.steps()
+    steps = (files := EvaluationFiles(run)).steps()
     first = (steps[0] if steps else 0) if first is None else first
     last = (steps[-1] if steps else 0) if last is None else last
     before, after = files.read(first), files.read(last)
@@ -85,28 +80,20 @@ def compared(run: Path, first: int | None = None, last: int | None = None) -> di
         {
             "problem": number,
             "prompt": one["prompt"][:PROMPT_CHARACTERS],
-            "change": CHANGES.get((one["right"], two["right"]), ""),
+            "change": _change(one["right"], two["right"]),
             "samples": [one["samples"], two["samples"]],
         }
         for number, one in before.items()
         if (two := after.get(number)) is not None and two["prompt"] == one["prompt"]
     ]
-    order = [*CHANGES.values(), ""]
-    problems.sort(key=lambda each: (order.index(each["change"]), each["problem"]))
+    problems.sort(key=lambda each: (CHANGES.index(each["change"]), each["problem"]))
     counts = Counter(each["change"] for each in problems)
-    return {
-        "steps": list(steps),
-        "first": first,
-        "last": last,
-        "counts": {change: counts[change] for change in CHANGES.values()},
-        "problems": problems,
-    }
+    found = {"steps": list(steps), "first": first, "last": last, "problems": problems}
+    return found | {"counts": {change: counts[change] for change in CHANGES[:-1]}}
 
 
-def results_of(run: Path, problem: int, steps: Iterable[int]) -> list[dict[str, Any]]:
-    """Return a problem's results after these steps, each with its `step`.
-
-    Raises RunDirectoryError: an evaluation is not there, or damaged. KeyError: it has no such problem.
-    """
-    files = EvaluationFiles(run)
-    return [{"step": step, **files.read(step)[problem]} for step in steps]
+def _change(before: bool | None, after: bool | None) -> str:
+    if before is None or after is None:
+        return ""
+    words = "wrong", "right"
+    return f"still {words[after]}" if before == after else f"{words[before]} to {words[after]}"

@@ -65,6 +65,12 @@ class RolloutIndex:
             row |= {name: None for name in ("mean", "spread", "largest") if math.isnan(row[name])}
         return rows
 
+    def row(self, step: int, number: int) -> dict[str, Any]:
+        """Return the row of one group. Raises KeyError: there is no such group."""
+        for place in np.flatnonzero(self.columns(step)["group"] == number).tolist():
+            return self.rows(step, [place])[0]
+        raise KeyError(f"step {step} has no group {number}")
+
     def columns(self, step: int) -> Columns:
         """Return the numbers of `rows` as arrays `(groups,)` by name, to sort and filter 100,000 groups quickly.
 
@@ -88,12 +94,11 @@ class RolloutIndex:
 
         A number is null where it is not known. Raises KeyError: there is no such group, or it is damaged.
         """
-        columns = self.columns(step)
-        for place in np.flatnonzero(columns["group"] == number).tolist():
-            found = record_at(self._lines(step, int(columns["offset"][place])), int(columns["line"][place]))
-            if found is not None:
-                return {**TokenFile(self._files.path(step, TOKENS)).join(found, number), "group": number}
-        raise KeyError(f"step {step} has no group {number}")
+        row = self.row(step, number)
+        found = record_at(self._lines(step, row["offset"]), row["line"])
+        if found is None:
+            raise KeyError(f"group {number} of step {step} is damaged")
+        return {**TokenFile(self._files.path(step, TOKENS)).join(found, number), "group": number}
 
     def groups(self, step: int) -> Iterator[dict[str, Any]]:
         """Return the groups of a step in order, as `group_record` made them with their number, `group`.

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from oncurve.base.errors import ConfigError, RunDirectoryError
 from oncurve.base.output import visible
 from oncurve.metrics import short
-from oncurve.report.evaluations import compared, results_of
+from oncurve.report.evaluations import EvaluationFiles, compared
 from oncurve.report.groups import ENDINGS
 from oncurve.report.index import RolloutIndex
 from oncurve.report.records import read_run
@@ -53,17 +53,13 @@ def look_at(
         raise RunDirectoryError(f"{run} has no groups of step {step}; there are those of: {steps_in_words(known)}")
     step = known[-1] if step is None else step
     found: dict[str, Any] = {"run": name, "step": step, "link": link(name, step, group, completion)}
-    rows = index.rows(step)
     if group is None:
-        groups = index.changed(step, 10 * MOST_CHANGED)
-        changed = (
-            None if groups is None else [each for one in groups for each in look_at(run, step, one)["most_changed"]]
-        )
-        return found | {"rows": rows, "most_changed": changed and _most(changed)}
+        return found | {"rows": index.rows(step), "most_changed": most_changed(index, name, step)}
     try:
-        record = index.group(step, group)
+        record, row = index.group(step, group), index.row(step, group)
     except KeyError as error:
-        raise RunDirectoryError(f"step {step} of {run} has the groups 0 to {len(rows) - 1}, got {group}") from error
+        last = len(index.columns(step)["group"]) - 1
+        raise RunDirectoryError(f"step {step} of {run} has the groups 0 to {last}, got {group}") from error
     items = list(enumerate(record["completions"]))
     if completion is not None and not 0 <= completion < len(items):
         raise ConfigError(f"--completion: the group has the completions 0 to {len(items) - 1}, got {completion}")
@@ -73,11 +69,21 @@ def look_at(
     completions = [_completion(*pair, place) for pair in items if completion in (None, pair[0])]
     changed = [token for each in completions for token in each["most_changed"] or ()]
     return found | {
-        "row": next(row for row in rows if row["group"] == group),
+        "row": row,
         "prompt": {key: value for key, value in record["prompt"].items() if key != "ids"},
         "most_changed": _most(changed) if any(each["most_changed"] is not None for each in completions) else None,
         "completions": completions,
     }
+
+
+def most_changed(index: RolloutIndex, name: str, step: int) -> list[dict[str, Any]] | None:
+    """Return the tokens that a step of a run of this `name` changed most; None where it was not measured."""
+    groups = index.changed(step, 10 * MOST_CHANGED)
+    if groups is None:
+        return None
+    items = [(group, *pair) for group in groups for pair in enumerate(index.group(step, group)["completions"])]
+    found = (_completion(number, item, (name, step, group))["most_changed"] for group, number, item in items)
+    return _most(token for each in found for token in each or ())
 
 
 def _number(item: Mapping[str, Any], key: str) -> float:
@@ -127,51 +133,41 @@ def _most(tokens: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def look_at_flips(
     run: Path, first: int | None = None, last: int | None = None, problem: int | None = None
 ) -> dict[str, Any]:
-    """Return `compared` with links; of a `problem` also its `results` in both evaluations.
+    """Return `compared` with links; of a `problem` in place of all its `results` in both evaluations.
 
-    Raises RunDirectoryError: it is no run, or has no such evaluation. ConfigError: no such problem.
+    Raises RunDirectoryError: the run has no such evaluation. KeyError: they have no such problem.
     """
-    read_run(run)
     name, found = run.resolve().name, compared(run, first, last)
-    place = "evaluation", found["first"], found["last"]
-    found |= {"run": name, "link": link(name, *place, problem)}
+    steps = found["first"], found["last"]
+    found |= {"run": name, "link": link(name, "evaluation", *steps, problem)}
+    for each in found["problems"]:
+        each["link"] = link(name, "evaluation", *steps, each["problem"])
     if problem is None:
-        rows = [{**each, "link": link(name, *place, each["problem"])} for each in found["problems"]]
-        return found | {"problems": rows}
-    try:
-        results = results_of(run, problem, place[1:])
-    except KeyError as error:
-        raise ConfigError(f"--group: these evaluations have no problem {problem}") from error
-    return {key: found[key] for key in ("run", "link", "first", "last")} | {"problem": problem, "results": results}
+        return found
+    if problem not in {each["problem"] for each in found.pop("problems")}:
+        raise KeyError(problem)
+    results = [{"step": step, **EvaluationFiles(run).read(step)[problem]} for step in steps]
+    return found | {"problem": problem, "results": results}
 
 
-def flips_text(found: Mapping[str, Any]) -> str:
-    """Return what `look_at_flips` returns as lines for a terminal."""
+def _flips_text(found: Mapping[str, Any]) -> str:
     steps = f"step {found['first']} to step {found['last']}"
     if "results" in found:
         one = found["results"][0]
         lines = [f"problem {found['problem']}, {steps}   {found['link']}", "", "prompt", *_indented(one["prompt"])]
-        lines += [] if one["answer"] is None else [f"answer: {_one_line(one['answer'])}"]
+        lines += [f"answer: {_one_line(one['answer'] or '-')}"]
         for each in found["results"]:
             verdict = {True: "right", False: "wrong", None: "no verdict"}[each["right"]]
-            about = f"{verdict}, reward {_short(each['reward'])}, {ENDINGS.get(each['ended'], each['ended'])}"
-            about += f", {_samples(each['samples'])} samples right" if each["samples"] else ""
-            lines += ["", f"after step {each['step']}: {visible(about)}", *_indented(each["reply"])]
+            about = f"{verdict}, reward {_short(each['reward'])}, {_samples(each['samples'])} samples right"
+            lines += ["", f"after step {each['step']}: {about}", *_indented(each["reply"])]
         return "\n".join(lines)
     counts = ", ".join(f"{count} {change}" for change, count in found["counts"].items())
-    flipped = [each for each in found["problems"] if " to " in each["change"]]
-    rows = [
-        (
-            str(each["problem"]),
-            each["change"],
-            " → ".join(map(_samples, each["samples"])) if None not in each["samples"] else "-",
-            _one_line(each["prompt"]),
-            each["link"],
-        )
-        for each in flipped
-    ]
-    heads = [("problem", "change", "samples", "prompt", "")] if rows else []
-    return "\n".join([f"{steps}: {counts}   {found['link']}", *(_table([*heads, *rows]) if rows else [])])
+    rows = [("problem", "change", "samples", "prompt", "")]
+    for each in found["problems"]:
+        if " to " in each["change"]:
+            samples = " → ".join(map(_samples, each["samples"]))
+            rows.append((str(each["problem"]), each["change"], samples, _one_line(each["prompt"]), each["link"]))
+    return "\n".join([f"{steps}: {counts}   {found['link']}", *(_table(rows) if len(rows) > 1 else ())])
 
 
 def _samples(pair: Sequence[int] | None) -> str:
@@ -179,7 +175,9 @@ def _samples(pair: Sequence[int] | None) -> str:
 
 
 def show_text(found: Mapping[str, Any]) -> str:
-    """Return what `look_at` returns as lines for a terminal."""
+    """Return what `look_at` or `look_at_flips` returns as lines for a terminal."""
+    if "counts" in found:
+        return _flips_text(found)
     if "rows" in found:
         names = ("group", "prompt_id", "mean", "spread", "right", "truncated", "invalid", "length", "largest")
         rows = [(*(_short(row[name]) for name in names), _one_line(row["prompt"])) for row in found["rows"]]

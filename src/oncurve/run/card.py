@@ -80,11 +80,13 @@ def _accuracy(run: Path | None) -> Iterator[str]:
     found: list[tuple[int, Interval, int]] = []
     for step in dict.fromkeys((*steps[:1], *steps[-1:])):
         try:
-            judged = [each["right"] for each in files.read(step).values() if each["right"] is not None] if files else []
+            verdicts = (
+                [each["right"] for each in files.read(step).values() if each["right"] is not None] if files else []
+            )
         except RunDirectoryError:
             continue
-        if judged:
-            found.append((step, wilson(sum(judged), len(judged)), len(judged)))
+        if verdicts:
+            found.append((step, wilson(sum(verdicts), len(verdicts)), len(verdicts)))
     if found:
         yield from ("## Accuracy on held-out problems", "", "| after step | accuracy (95 % interval) | problems |")
         yield "|---|---|---|"

@@ -64,7 +64,7 @@ def weighted_by(aggregation: Callable[[TrainBatch], Tensor | TokenWeights], batc
     found = aggregation(batch)
     parts = {"aggregation.kind": found}
     if isinstance(found, TokenWeights):
-        parts = {"aggregation.kind": found.policy, "kl.aggregation": found.kl}
+        parts = {"aggregation.kind": found.policy, "kl.aggregation": found.apart}
     for setting, part in parts.items():
         weights = check_per_token(part, batch.loss_mask.shape, setting, "it must return one weight per token")
         if weights[~batch.loss_mask].any():

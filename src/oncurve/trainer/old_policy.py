@@ -30,11 +30,15 @@ class OldPolicy:
     correction: Correction = field(default_factory=NoCorrection)
     top_entropy: float = 1.0
 
-    def score(self, batch: TrainBatch, learner: Learner, exact: bool, metrics: Metrics) -> TrainBatch:
+    def score(
+        self, batch: TrainBatch, learner: Learner, exact: bool, metrics: Metrics, entropy: bool = False
+    ) -> TrainBatch:
         """Return the batch with the learner's statistics, `old_logprobs` and `policy_weights`, `(B, T)`, where they
         matter.
 
-        exact   the engine's recorded log-probs are those of the weights that sampled, up to rounding
+        exact     the engine's recorded log-probs are those of the weights that sampled, up to rounding;
+        entropy   it is wanted of the same pass, where the learner computes the old log-probs of all rows: a batch that
+                  is returned with both has the learner's of both.
 
         Old log-probs matter wherever the ratio to them can leave 1. For completions by the present weights the learner
         computes them. For completions by older weights they are those that the sampler recorded; with a correction the
@@ -47,7 +51,8 @@ class OldPolicy:
         corrected = corrects(self.correction) and not (exact and all_present)
         none_needed = self.single and exact and all_present
         recorded = self.recorded or not (corrected or bool(present.any()))
-        wanted = {"old": not (none_needed or recorded), "entropy": self.top_entropy < 1}
+        whole = not (none_needed or recorded) and (corrected or all_present)
+        wanted = {"old": not (none_needed or recorded), "entropy": self.top_entropy < 1 or (entropy and whole)}
         want = {"reference", "teacher", "values"} | {name for name, on in wanted.items() if on}
         batch = learner.score(batch, frozenset(want))
         if recorded and not none_needed:
@@ -57,7 +62,8 @@ class OldPolicy:
         weights = self._corrected(batch, same, metrics) if corrected else None
         if self.top_entropy < 1:
             weights = self._of_top_entropy(batch, learner, weights)
-        return batch.having(policy_weights=weights)
+        own = whole or batch.old_logprobs is None
+        return batch.having(policy_weights=weights, entropy=batch.entropy if own else None)
 
     def _corrected(self, batch: TrainBatch, same: Tensor, metrics: Metrics) -> Tensor:
         """Return weights `(B, T)` of π_old/μ, 1 in the rows that are `same`; they are observed."""

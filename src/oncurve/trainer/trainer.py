@@ -155,10 +155,10 @@ class Trainer:
 
         A KL that is part of the reward is in its rewards already.
         """
-        settings = self.config
+        settings, measured = self.config, self.recorder is not None and self.recorder.measures(self.state.step + 1)
         batch = collate(groups, mask_truncated=settings.mask_truncated)
         with timer(metrics, "score"):
-            batch = settings.old_policy.score(batch, self.learner, self.groups.exact, metrics)
+            batch = settings.old_policy.score(batch, self.learner, self.groups.exact, metrics, measured)
         batch = self.credit.entropy.with_coef(batch, self.state, metrics)
         return self.credit.kl.add_kl_to_rewards(batch, self.state.kl_coef, metrics)
 

@@ -52,27 +52,21 @@ def _answers(library: Library, steps: Sequence[int] | None) -> Iterator[tuple[st
             yield "doctor", (run,), library.doctor(run)
         except OncurveError:
             yield "doctor", (run,), None
-        yield from _flips(library, run, about["evaluations"])
+        if evaluations := about["evaluations"]:
+            place = evaluations[0], evaluations[-1]
+            yield "flips", (run, *place), (flips := library.flips(run, *place))
+            for number in (each["problem"] for each in flips["problems"] if not each["change"].startswith("still")):
+                yield "flips", (run, *place, number), library.flips(run, *place, number)
         by_prompt: dict[int, list[dict[str, Any]]] = {}
         for step in chosen:
             rows = _all_rows(library, run, step)
             yield "groups", (run, step), rows
+            yield "changed", (run, step), library.changed(run, step)
             for row in rows["rows"]:
                 yield "group", (run, step, row["group"]), library.group(run, step, row["group"])
                 by_prompt.setdefault(row["prompt_id"], []).append({"step": step, **row})
         for prompt, found in by_prompt.items():
             yield "prompt", (run, prompt), found
-
-
-def _flips(library: Library, run: str, steps: Sequence[int]) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
-    """Return the answers on held-out problems between first and last evaluation; texts of those that changed."""
-    if steps:
-        place = steps[0], steps[-1]
-        found = library.flips(run, *place)
-        yield "flips", (run, *place), found
-        for each in found["problems"]:
-            if not each["change"].startswith("still"):
-                yield "problem", (run, *place, each["problem"]), library.problem(run, *place, each["problem"])
 
 
 def _whole_metrics(library: Library, run: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import inspect
 import json
 import math
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from oncurve import durable
 from oncurve.base.errors import OncurveError, RunDirectoryError
 from oncurve.metrics import METRICS
-from oncurve.report import EvaluationFiles, RolloutIndex, RunRecord, compared, read_run, results_of
+from oncurve.report import EvaluationFiles, RolloutIndex, RunRecord, look_at_flips, most_changed, read_run
 from oncurve.run import find_runs, list_runs
 
 FILES = ("config.toml", "environment.json", "evaluation.json", "metrics.jsonl")
@@ -29,8 +30,19 @@ FOLDERS = ("rollouts", "evaluations")
 REFUSED = {"state": "refused", "step": 0, "steps": None, "written": 0.0, "reward": None, "accuracy": None}
 """The row of a run of which nothing is read."""
 
+QUESTIONS = frozenset(
+    ["runs", "declared", "stamp", "run", "metrics", "groups", "group", "changed", "prompt", "flips", "doctor"]
+)
+"""The methods of a `Library` that answer the pages."""
+
+Search = tuple[Mapping[str, Any] | None, Iterator[tuple[int, bool]], np.ndarray[Any, Any]]
+"""The columns of the step that is searched, what is left of it, and what is known of each group."""
+
 MOST_ROWS = 200
 MOST_METRIC_BYTES = 4 << 20
+NUMBERS = ("before", "after", "entropy", "kl", "logprobs", "advantages")
+"""The numbers of tokens, which are shorter and quicker as bytes than as text: 32,000 tokens have 200,000."""
+
 SEARCH_SECONDS, MOST_SEARCHES = 0.4, 4
 DOCTOR_SECONDS = 120
 LOOK_AGAIN_SECONDS = 2.0
@@ -58,20 +70,7 @@ class Library:
         self._indexes: dict[Path, RolloutIndex] = {}
         self._doctored: dict[Path, tuple[str, Any]] = {}
         self._one_doctor, self._one_search = threading.Lock(), threading.Lock()
-        self._searches: dict[tuple[RolloutIndex, int, str], _Search] = {}
-        self._questions: dict[str, Callable[..., Any]] = {
-            "runs": self.runs,
-            "declared": self.declared,
-            "stamp": self.stamp,
-            "run": self.run,
-            "metrics": self.metrics,
-            "groups": self.groups,
-            "group": self.group,
-            "prompt": self.prompt,
-            "flips": self.flips,
-            "problem": self.problem,
-            "doctor": self.doctor,
-        }
+        self._searches: dict[tuple[RolloutIndex, int, str], Search] = {}
 
     def answer(self, question: str, arguments: Mapping[str, str]) -> Any:
         """Return the answer as plain values.
@@ -79,7 +78,9 @@ class Library:
         Raises KeyError: there is no such thing. ValueError: an argument is missing, unknown or not a number.
         OncurveError: the run cannot be read.
         """
-        ask = self._questions[question]
+        if question not in QUESTIONS:
+            raise KeyError(question)
+        ask = getattr(self, question)
         numbers = {"offset", "step", "group", "prompt", "start", "count", "falling", "first", "last", "problem"}
         values = {name: int(value) if name in numbers else value for name, value in arguments.items()}
         try:
@@ -169,10 +170,8 @@ class Library:
         if sort not in SORTS or (only and only not in FILTERS):
             raise ValueError("no such order or filter")
         kept = np.ones(len(columns["group"]), dtype=bool) if not only else np.asarray(FILTERS[only](columns))
-        searched = len(kept)
-        if text:
-            having, searched = self._search(index, step, text)
-            kept &= having
+        having = self._search(index, step, text) if text else np.ones(len(kept))
+        kept &= having == 1
         values = np.asarray(columns[sort], dtype="f8")
         order = np.argsort(-values if falling else values, kind="stable")  # NaN, not known, is last both ways
         order = order[kept[order]]
@@ -180,40 +179,39 @@ class Library:
         return {
             "total": len(kept),
             "found": len(order),
-            "searched": searched,
+            "searched": int((having >= 0).sum()),
             "verified": bool((columns["right"] >= 0).any()),
             "start": start,
             "rows": index.rows(step, order[start:end].tolist()),
         }
 
     def group(self, run: str, step: int, group: int) -> dict[str, Any]:
-        """Return a group, with the numbers of its tokens, its row, and its neighbours' numbers."""
+        """Return a group, with its row, its neighbours' numbers, and the numbers of its tokens as base64 of float32."""
         index = self._index(self._path(run))
-        numbers = index.columns(step)["group"]
-        (places,) = np.nonzero(numbers == group)
-        if not len(places):
-            raise KeyError(f"step {step} has no group {group}")
-        place = int(places[0])
-        near = (int(numbers[at]) if 0 <= at < len(numbers) else None for at in (place - 1, place + 1))
-        row, (before, after) = index.rows(step, [place])[0], near
-        return {**index.group(step, group), "row": row, "previous": before, "next": after}
+        row, numbers = index.row(step, group), index.columns(step)["group"]
+        lower, higher = numbers[numbers < group], numbers[numbers > group]
+        near = {
+            "previous": int(lower.max()) if len(lower) else None,
+            "next": int(higher.min()) if len(higher) else None,
+        }
+        found = index.group(step, group)
+        for item in found["completions"]:
+            given = {name: np.array(item[name], dtype="<f4") for name in NUMBERS if item.get(name)}
+            item |= {name: base64.b64encode(values.tobytes()).decode() for name, values in given.items()}
+        return {**found, "row": row, **near}
+
+    def changed(self, run: str, step: int) -> list[dict[str, Any]] | None:
+        """Return the tokens that a step changed most; None where it was not measured."""
+        return most_changed(self._index(self._path(run)), run, step)
 
     def prompt(self, run: str, prompt: int) -> list[dict[str, Any]]:
         """Return the rows of all groups of one prompt, with their steps, in order."""
         index = self._index(self._path(run))
-        found = []
-        for step, group in index.prompt(prompt):
-            (places,) = np.nonzero(index.columns(step)["group"] == group)
-            found += [{"step": step, **row} for row in index.rows(step, places.tolist())]
-        return found
+        return [{"step": step, **index.row(step, group)} for step, group in index.prompt(prompt)]
 
-    def flips(self, run: str, first: int, last: int) -> dict[str, Any]:
-        """Return what became of the held-out problems between the evaluations after two steps."""
-        return compared(self._path(run), first, last)
-
-    def problem(self, run: str, first: int, last: int, problem: int) -> list[dict[str, Any]]:
-        """Return the results of a held-out problem in two evaluations."""
-        return results_of(self._path(run), problem, (first, last))
+    def flips(self, run: str, first: int, last: int, problem: int | None = None) -> dict[str, Any]:
+        """Return what became of the held-out problems between the evaluations after two steps, or of one."""
+        return look_at_flips(self._path(run), first, last, problem)
 
     def doctor(self, run: str) -> Any:
         """Return what `oncurve doctor` finds, from a process of its own: its rules need torch, and seconds."""
@@ -224,21 +222,20 @@ class Library:
                 self._doctored[path] = (stamp, _doctored(path))
             return self._doctored[path][1]
 
-    def _search(self, index: RolloutIndex, step: int, text: str) -> tuple[np.ndarray[Any, Any], int]:
-        """Go on looking for a text; returns which groups have it, as far as is known, and in how many it was sought."""
+    def _search(self, index: RolloutIndex, step: int, text: str) -> np.ndarray[Any, Any]:
+        """Go on looking for a text; returns 1 for groups that have it, 0 for others, -1 where it was not sought yet."""
         columns, key = index.columns(step), (index, step, text)
         with self._one_search:
-            search = self._searches.pop(key, None)
-            if search is None or search.columns is not columns:
-                search = _Search(columns, index.having(step, text), np.zeros(len(columns["group"]), dtype=bool))
-            self._searches = dict([*self._searches.items(), (key, search)][-MOST_SEARCHES:])
+            of, rest, having = self._searches.pop(key, (None, iter(()), np.zeros(0)))
+            if of is not columns:
+                rest, having = enumerate(index.having(step, text)), np.full(len(columns["group"]), -1)
+            self._searches = dict([*self._searches.items(), (key, (columns, rest, having))][-MOST_SEARCHES:])
             until = time.monotonic() + SEARCH_SECONDS
-            for has in search.rest:
-                search.having[search.done] = has
-                search.done += 1
+            for place, has in rest:
+                having[place] = has
                 if time.monotonic() > until:
                     break
-            return search.having, search.done
+            return having
 
     def _path(self, run: str) -> Path:
         names = self.names()
@@ -280,16 +277,6 @@ class Library:
                 continue
             found.append(f"{about.st_size:x}.{about.st_mtime_ns:x}")
         return "-".join(found)
-
-
-@dataclass
-class _Search:
-    """A search that goes on: the groups that have the text among the first `done`."""
-
-    columns: Mapping[str, Any]
-    rest: Iterator[bool]
-    having: np.ndarray[Any, Any]
-    done: int = 0
 
 
 def _flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from bench.gpu import day
+
+from fakes.started import start_process
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,8 +26,8 @@ def test_without_a_gpu_it_says_so_and_ends_with_2(tmp_path, capsys):
 
 
 def rehearsal(out, part, sections):
-    command = [sys.executable, "-m", "bench.gpu", "day", part, "--rehearse", "--out", str(out), "--only", sections]
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [sys.executable, "-m", "bench.gpu", "day", part, "--rehearse", "--out", out, "--only", sections]
+    return start_process(*command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.slow

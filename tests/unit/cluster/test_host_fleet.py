@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -12,6 +11,7 @@ import psutil
 import pytest
 from bench.cluster.memory import process_memory
 
+from fakes.waiting import until
 from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.processes.fleets import Fleet, HostFleet, ProcessEnded, Replied
 
@@ -43,10 +43,12 @@ class Holder:
 def events(fleet: Fleet, enough: Callable[[list[Replied | ProcessEnded]], bool]) -> list[Replied | ProcessEnded]:
     """What has happened by the time that it is enough."""
     found: list[Replied | ProcessEnded] = []
-    deadline = time.monotonic() + LIMIT
-    while not enough(found):
-        assert time.monotonic() < deadline, found
-        found += [event for event in fleet.wait(0.2) if isinstance(event, Replied | ProcessEnded)]
+
+    def come() -> bool:
+        found.extend(event for event in fleet.wait(0.2) if isinstance(event, Replied | ProcessEnded))
+        return enough(found)
+
+    until(come)
     return found
 
 
@@ -161,10 +163,7 @@ def test_deaths_leave_no_descriptor_no_thread_and_no_child() -> None:
                 fleet.kill(process, "enough")
                 killed += 1
             fleet.wait(0.2)
-        deadline = time.monotonic() + LIMIT
-        while any(now > then for now, then in zip(held(), before, strict=True)):
-            assert time.monotonic() < deadline, (held(), before)
-            time.sleep(0.1)
+        until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
 
 
 def test_an_error_of_the_fleets_own_thread_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """A learner in shards: the update of one process, within rounding, on any number of ranks; checkpoints of any."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from fakes.shards import batch_for, llama, make_llama, sharded, whole_state
+from fakes.waiting import errors_with
 from oncurve.base.errors import LostStateError
 from oncurve.cluster.sharding.shard_learner import ShardLearner
 from oncurve.durable import StorageError
@@ -97,10 +97,7 @@ def test_an_error_in_a_rank_is_said_in_a_sentence_and_where_it_began_on_standard
         learner.update(batch_for(learner))
     lost = "a rank was lost, and its shard of the model with it: rank 1: ZeroDivisionError: no luck at all"
     assert raised.value.cause == lost
-    said, until = "", time.monotonic() + 20.0
-    while "no luck\n  at all\n" not in said and time.monotonic() < until:
-        time.sleep(0.05)  # what processes say comes by a thread
-        said += capsys.readouterr().err
+    said = errors_with("no luck\n  at all\n", capsys)  # what processes say comes by a thread
     assert said.count("Traceback (most recent call last)") == 1
     assert "in apply\n" in said
 

@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 import oncurve
-from fakes.waiting import until
+from fakes.started import start_process
+from fakes.tables import table
+from fakes.waiting import gone, until
 from oncurve.processes import Minder, first_cause
 
 WITH_AN_ENGINE = ["sh", "-c", 'sleep 600 & echo $! > "$0/engine"; wait']
@@ -42,10 +44,6 @@ def test_its_folder_is_in_memory_where_that_has_room_for_twice_the_files(
             minder.close()
 
 
-def gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_worker_that_is_killed_leaves_nothing(stopped: bool) -> None:
     code = (
@@ -55,15 +53,13 @@ def test_a_worker_that_is_killed_leaves_nothing(stopped: bool) -> None:
         "print(minder.folder, flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", code, *WITH_AN_ENGINE]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as worker:
-        try:
-            folder = Path(worker.stdout.readline().strip())
-            engine = engine_of(folder)
-            if stopped:
-                engine.parent().suspend()
-        finally:
-            os.killpg(worker.pid, signal.SIGKILL)
-    until(lambda: gone(engine))
+    worker = start_process(*command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    folder = Path(worker.stdout.readline().strip())
+    engine = engine_of(folder)
+    if stopped:
+        engine.parent().suspend()
+    os.killpg(worker.pid, signal.SIGKILL)
+    until(lambda: gone(engine.pid))
     until(lambda: not folder.exists())
 
 
@@ -74,7 +70,7 @@ def test_a_signal_to_all_processes_of_a_job_leaves_the_minder_to_clear_up() -> N
         os.kill(minder._process.pid, number)
     assert minder.ending(0.5) == ""
     minder.close()
-    until(lambda: gone(engine))
+    until(lambda: gone(engine.pid))
     assert not minder.folder.exists()
 
 
@@ -83,7 +79,7 @@ def test_a_server_that_ends_takes_what_it_has_started_with_it_and_its_ending_is_
     engine = start_with_an_engine(minder)
     engine.parent().send_signal(signal.SIGKILL)
     assert minder.ending(20.0) == "the vLLM server ended (signal 9)"
-    until(lambda: gone(engine))
+    until(lambda: gone(engine.pid))
     assert not minder.folder.exists()
     minder.close()
 
@@ -105,31 +101,6 @@ def test_how_a_server_ended_and_what_it_said(command: list[str], words: str) -> 
         minder.close()
 
 
-@pytest.mark.parametrize(
-    ("log", "cause"),
-    [
-        ("", ""),
-        (
-            "starting\nusage: vllm\nvllm: error: unrecognized arguments: --x\n",
-            "vllm: error: unrecognized arguments: --x",
-        ),
-        (
-            "Traceback (most recent call last):\n  File\nOSError: no room\n\nThe above\n\nRuntimeError: it failed\n",
-            "OSError: no room",
-        ),
-        ("(Worker pid=1) ERROR 11-23 15:15:49 [executor.py:1063] AssertionError\nend\n", "AssertionError"),
-        (
-            "pydantic_core.ValidationError: 1 validation error for ModelConfig\n  Value error, too long\n\nmore\n",
-            "pydantic_core.ValidationError: 1 validation error for ModelConfig Value error, too long",
-        ),
-        (
-            "(APIServer pid=1) INFO 11-23 14:00:00 [api_server.py:1] ValueErrors: 0\n"
-            "(EngineCore pid=2) ERROR 11-23 14:00:09 [core.py:842] Traceback (most recent call last):\n"
-            "(EngineCore pid=2) ERROR 11-23 14:00:09 [core.py:842] ValueError: To serve at least one request\n"
-            "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.\n",
-            "ValueError: To serve at least one request",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("log", "cause"), table("vllm_minder", "the_first_error_of_a_log_is_its_cause"))
 def test_the_first_error_of_a_log_is_its_cause(log: str, cause: str) -> None:
     assert first_cause(log) == cause

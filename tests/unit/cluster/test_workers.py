@@ -32,7 +32,7 @@ PROMPTS = [Prompt(number % 9, "", (number % VOCABULARY, 3, 1 + number % 4)) for 
 def workers(orders: Path, count: int, **settings: Any) -> Iterator[FleetEngine]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    settings = {"shard_groups": 2, "silence_seconds": 3.0, "wait_seconds": 60.0, **settings}
+    settings = {"shard_groups": 2, "silence_seconds": 60.0, "wait_seconds": 600.0, **settings}
     build = partial(DeadlyEngine, orders, os.getpid(), SAMPLING, 5)
     engine = HostCluster(rollout_workers=count, **settings).rollout_engine(build(), build, SAMPLING)
     assert isinstance(engine, FleetEngine)
@@ -107,7 +107,8 @@ def test_a_worker_that_is_lost_while_it_copies_the_weights_is_replaced(
 ) -> None:
     monkeypatch.setattr("oncurve.cluster.making.Worker", InterruptedWorker)
     right, _ = rollouts(orders, 0, 3)
-    found, measured = rollouts(orders, 2, 3, lambda step: order(orders, f"copying-{action}") if step == 1 else None)
+    copying = lambda step: order(orders, f"copying-{action}") if step == 1 else None  # noqa: E731
+    found, measured = rollouts(orders, 2, 3, copying, silence_seconds=3.0 if action == "SIGSTOP" else 60.0)
     assert found == right
     assert measured[1]["cluster/workers_restarted"] == 1
     assert measured[1]["cluster/shards_redone"] == 1
@@ -234,9 +235,8 @@ def test_a_worker_that_is_stopped_or_never_ends_is_replaced(
     orders: Path, action: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     right, _ = rollouts(orders, 0, 3)
-    found, measured = rollouts(
-        orders, 2, 3, lambda step: order(orders, action) if step == 1 else None, wait_seconds=20.0
-    )
+    limits = {"silence_seconds": 3.0} if action == "SIGSTOP" else {"wait_seconds": 20.0}
+    found, measured = rollouts(orders, 2, 3, lambda step: order(orders, action) if step == 1 else None, **limits)
     assert found == right
     assert measured[1]["cluster/shards_redone"] == 1
     told = capfd.readouterr().err
@@ -256,12 +256,12 @@ def test_with_all_workers_gone_for_good_the_driver_ends_the_run(
 
 
 @pytest.mark.slow
-def test_a_worker_killed_every_second_changes_no_bit(orders: Path) -> None:
-    """For a minute, by a process outside the engine, at whatever moment it is."""
+def test_a_worker_killed_again_and_again_changes_no_bit(orders: Path) -> None:
+    """By a process outside the engine, at whatever moment it is."""
     stop, killed = threading.Event(), []
 
     def kill() -> None:
-        while not stop.wait(1.0):
+        while not stop.wait(0.5):
             alive = [
                 child
                 for nursery in psutil.Process().children()
@@ -274,11 +274,11 @@ def test_a_worker_killed_every_second_changes_no_bit(orders: Path) -> None:
                 killed.append(chosen.pid)
 
     thread = threading.Thread(target=kill)
-    began, model, steps = time.monotonic(), tiny_model(torch.float32), 0
+    model, steps = tiny_model(torch.float32), 0
     with workers(orders, 0) as one, workers(orders, 4) as four:
         thread.start()
         try:
-            while time.monotonic() - began < 60:
+            while len(killed) < 6 or steps < 10:
                 for engine in (one, four):
                     engine.follow(LocalWeights(model, steps))
                 assert four.generate(PROMPTS, steps) == one.generate(PROMPTS, steps), steps
@@ -287,5 +287,3 @@ def test_a_worker_killed_every_second_changes_no_bit(orders: Path) -> None:
         finally:
             stop.set()
             thread.join()
-    assert len(killed) >= 4
-    assert steps > 10

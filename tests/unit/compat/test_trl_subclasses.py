@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_what_trls_loop_calls_and_the_user_may_call_is_refused_too() -> None:
 
 def test_helpers_of_a_subclass_are_its_own() -> None:
     made = type("Own", (GRPOTrainer,), {"score_again": None, "train": None, "_tag_names": ["mine"]})
-    assert "reward_funcs: a run needs a reward" in refusal(made)
+    assert "reward_funcs: No reward source provided" in refusal(made)
 
 
 def test_a_method_of_transformers_trainer_is_here_or_refused() -> None:
@@ -118,7 +119,8 @@ def test_a_reward_takes_its_arguments_in_trls_order(name: str) -> None:
 
 def test_the_cosine_of_positional_arguments_is_trls() -> None:
     pytest.importorskip("math_verify")
-    reward = rewards.get_cosine_scaled_reward(100)
+    reward = pickle.loads(pickle.dumps(rewards.get_cosine_scaled_reward(100)))  # noqa: S301 - our own
+    assert reward.__name__ == "cosine_scaled_reward"
     completions = [[{"content": r"\boxed{\frac{1}{3}}"}], [{"content": r"\boxed{\frac{1}{2}}"}]]
     assert reward(completions, [r"\frac{1}{3}"] * 2, [[1] * 50] * 2) == pytest.approx([0.75, -0.75])
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
 from oncurve.config.sentences.equation import explain
@@ -25,10 +26,7 @@ def complaint(*words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rewards=[{kind='model'}]"], "own reward model, and there is none"),
-        (["rewards=[{kind='process_model'}]", "reward_model.kind=outcome"], '"process" for those of kind'),
-        (["rewards=[{kind='task'}]", "reward_model.kind=outcome"], "no reward uses the reward model"),
-        (["rewards=[{kind='model', path='m'}]", "iterative.steps=3"], "there is none; set [reward_model]"),
+        *table("iterative_settings", "what_does_not_go_together_is_refused_with_the_mend"),
         ([*OUTCOME, *ITERATIONS, "reference.every=2"], "iterations move the reference themselves"),
         ([*OUTCOME, "eval.verifier=nobody"], "none of the rewards has that name"),
         ([*PROCESS, *ITERATIONS], "this verifier scores whole answers"),
@@ -36,9 +34,6 @@ def complaint(*words: str) -> str:
         ([*OUTCOME, *ITERATIONS, "iterative.continuations=4"], "an outcome model learns from pairs"),
         ([*OUTCOME, "iterative.steps=0", "iterative.replay=0.2"], "there are no iterations"),
         ([*OUTCOME, "iterative.steps=0", "reward_model.epochs=2"], "the reward model is not trained"),
-        (["rewards=[{kind='model', label='good'}]", "reward_model.kind=outcome"], "label: without a path"),
-        (["reward_model.kind=critic"], "reward_model.kind: unknown kind 'critic'"),
-        (["iterative.replay=1.5"], "iterative.replay: should be less than or equal to 1"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_mend(words: Sequence[str], said: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.config.layers import from_mapping, from_overrides, read_layers
 from oncurve.config.loading import merge
@@ -24,19 +25,8 @@ def complaint(recipe: Path | str, extends: str | None = None) -> str:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-6", 1e-6),
-        ("5", 5),
-        ("true", True),
-        ("[1, 2]", [1, 2]),
-        ('"5"', "5"),
+        *table("layers", "a_value_on_the_command_line_is_toml_or_else_a_string"),
         ("null", None),
-        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
-        ("{question} = ?", "{question} = ?"),
-        ("2026-08-01", "2026-08-01"),
-        ("", ""),
-        ("a\n[b]", "a\n[b]"),
-        ("1\nother = 2", "1\nother = 2"),
-        ("none", "none"),
     ],
 )
 def test_a_value_on_the_command_line_is_toml_or_else_a_string(text: str, value: Any):
@@ -111,21 +101,7 @@ def test_of_several_extended_files_the_later_win_and_each_counts_once(tmp_path: 
         assert from_overrides(words, tmp_path)[1] == ["rlox", "dr_grpo"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("a.toml", "[kl\n", "a.toml: Expected ']'"),
-        ("a.toml", "[kl]\ncoef = 1\ncoef = 2\n", "a.toml: Cannot overwrite a value (at line 3"),
-        ("a.yaml", "kl: [", "a.yaml:"),
-        ("a.yaml", "kl:\n  coef: 1\n  coef: 2\n", "key 'coef' stands twice"),
-        ("a.yaml", "1: 2", "key 1 is not a name"),
-        ("a.yaml", "- a", "expected sections with settings, got list"),
-        ("a.yaml", "a: !!python/object:os.system x", "a.yaml:"),
-        ("a.toml", "extends = 5", "extends: expected a preset's name or a file, or a list of them, got 5"),
-        ("a.toml", 'extends = "dr_gpro"', "there is no recipe or preset 'dr_gpro'; did you mean 'dr_grpo'?"),
-        ("a.toml", 'extends = "b.toml"', "there is no file"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "said"), table("layers", "a_recipe_that_cannot_be_read_is_said"))
 def test_a_recipe_that_cannot_be_read_is_said(tmp_path: Path, name: str, content: str, said: str):
     (tmp_path / name).write_text(content)
     assert said in complaint(tmp_path / name)

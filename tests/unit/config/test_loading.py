@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fakes.tables import table
 from oncurve.advantages import GroupAdvantage
 from oncurve.base.errors import ConfigError
 from oncurve.cluster import CLUSTER_KINDS
@@ -134,30 +135,7 @@ def test_a_kind_from_a_file_beside_the_recipe_is_built_checked_and_written(tmp_p
     )
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("learner.lerning_rate=1", "learner.lerning_rate: unknown key; did you mean 'learning_rate'?"),
-        ("lerner.learning_rate=1", "lerner: unknown section; did you mean 'learner'?"),
-        (
-            "learning_rate=1",
-            "a setting stands in its section; did you mean learner.learning_rate or critic.learning_rate or "
-            "reward_model.learning_rate or sft.learning_rate?",
-        ),
-        ("kl.a.b=1", "kl.a.b: settings have two parts, section.key (the command line)"),
-        ("kl=3", "kl: expected a table of settings, got 3"),
-        ("kl.kind=k3", "kl.kind: unknown key; there is only one kind of [kl]"),
-        ("objective.kind=cliped", "objective.kind: unknown kind 'cliped'; did you mean 'clipped'?"),
-        ("rewards.0.weight=2", "rewards.0.weight: there is no reward"),
-        ("rewards=[{weight=1}]", "rewards.0.kind: missing; choose one of: python, exact, numeric"),
-        ("rewards.kind=math", "rewards.kind: rewards are a list; in a file write [[rewards]]"),
-        ("rewards=math", "rewards: expected a list of tables; write each as [[rewards]]"),
-        ("run.steps=0", "run.steps: should be greater than or equal to 1, got 0"),
-        ("run.steps=ten", "run.steps: expected a number, not a string, got 'ten'"),
-        ("kl.estimator=k9", "kl.estimator: expected one of k1, abs, k2, "),
-        ("resolved=true", "resolved"),
-    ],
-)
+@pytest.mark.parametrize(("override", "said"), table("loading", "what_is_wrong_is_said_with_its_place"))
 def test_what_is_wrong_is_said_with_its_place(override: str, said: str):
     assert said in complaint(override)
 

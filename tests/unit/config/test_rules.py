@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import pytest
 from torch import Tensor
 
+from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.components import Component
 from oncurve.config.loading import load_config
@@ -20,74 +21,17 @@ def complaint(*overrides: str, recipe: str | Path | None = None) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["rollout.group_size=1"], "rollout.group_size: an advantage is relative to its group"),
-        (["rollout.temperature=0"], "rollout.temperature: 0 makes all completions of a group the same"),
-        (
-            ["data.prompts_per_step=2", "learner.minibatches=3"],
-            "learner.minibatches: minibatches are made of whole groups",
-        ),
-        (["data.system=S", "data.chat=never"], "data.chat: "),
-        (["data.path=a", "data.eval_path=a"], "data.eval_path: held-out prompts cannot be the training prompts"),
-        (["eval.every=5"], "eval.every: there are no held-out prompts to evaluate on"),
-        (["eval.every=5", "data.kind=task", "data.eval_size=0"], "eval.every: there are no held-out prompts"),
-        (
-            ["advantage.kind=gdpo", "kl.where=reward"],
-            "kl.where: the advantage needs rewards of steps, or single rewards",
-        ),
-        (["advantage.kind=maxrl", "kl.where=reward"], "advantage.kind: the advantage needs rewards of 0 or more"),
-        (
-            ["advantage.kind=maxrl", "rewards=[{kind='math', weight=-1}]"],
-            "advantage.kind: the advantage needs rewards of 0",
-        ),
-        (["advantage.kind=rloo", "rollout.group_size=1"], "rollout.group_size: an advantage is relative to its group"),
-        (
-            ["filter.dynamic_sampling=true", "rollout.group_size=1", "advantage.kind=gae", "critic.kind=own"],
-            "filter.dynamic_sampling: a group of one completion is never both right and wrong",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "said"), table("rules", "impossible_combinations_are_refused_with_the_reason"))
 def test_impossible_combinations_are_refused_with_the_reason(overrides: list[str], said: str):
     assert complaint(*overrides).startswith(said)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["eval.every=5", "data.path=a", "data.eval_path=b"],
-        ["eval.every=5", "data.path=a", "data.eval_fraction=0.1"],
-        ["eval.every=5", "data.kind=task"],
-        ["data.system=S"],
-        ["data.prompts_per_step=3", "learner.minibatches=3"],
-        ["advantage.kind=reinforce_pp", "rollout.group_size=1", "kl.where=reward"],
-        ["advantage.kind=reinforce_pp_baseline", "kl.where=reward"],
-    ],
-)
+@pytest.mark.parametrize("overrides", table("rules", "combinations_that_are_possible_load"))
 def test_combinations_that_are_possible_load(overrides: list[str]):
     load_config(None, overrides)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    [
-        (["kl.coef=0", "kl.estimator=k1"], "kl.estimator"),
-        (["kl.coef=0", "kl.aggregation=token-mean"], "kl.aggregation"),
-        (["kl.where=reward", "kl.aggregation=token-mean"], "kl.aggregation"),
-        (["kl.coef=0", "kl.where=loss"], "kl.where"),
-        (["advantage.scale=none", "advantage.eps=0.1"], "advantage.eps"),
-        (["advantage.scale=none", "advantage.ddof=0"], "advantage.ddof"),
-        (["learner.ppo_epochs=1", "learner.old_logprobs=rollout"], "learner.old_logprobs"),
-        (["data.template={q}", "data.prompt_column=q"], "data.prompt_column"),
-        (["data.path=a", "data.eval_path=b", "data.eval_fraction=0.1"], "data.eval_fraction"),
-        (["eval.every=0", "eval.n=4"], "eval.n"),
-        (["checkpoint.every=0", "checkpoint.keep=4"], "checkpoint.keep"),
-        (["reference.every=0", "reference.mixup_alpha=0.5"], "reference.mixup_alpha"),
-        (["kl.coef=0", "reference.every=10"], "reference.every"),
-        (["kl.coef=0", "reference.mixup_alpha=0.5"], "reference.mixup_alpha"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "key"), table("rules", "a_key_made_meaningless_in_the_same_layer_is_refused"))
 def test_a_key_made_meaningless_in_the_same_layer_is_refused(overrides: list[str], key: str):
     assert f"{key}: set to no effect: " in complaint(*overrides)
     assert "(the command line)" in complaint(*overrides)

@@ -13,6 +13,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from fakes.tables import table
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import load_config
 from oncurve.data import Files, InMemory, load_eval_rows, load_rows
@@ -40,7 +41,7 @@ def jsonl(file: Path, rows: list[Any]) -> Path:
     return file
 
 
-def table(file: Path, rows: list[Any]) -> Path:
+def in_parquet(file: Path, rows: list[Any]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     parquet.write_table(pyarrow.Table.from_pylist(rows), file)
     return file
@@ -60,7 +61,7 @@ def test_the_same_rows_in_every_format_are_the_same(tmp_path: Path):
     rows = [{"prompt": 'a, "b"\nc é🙂', "answer": "007"}, {"prompt": "d", "answer": ""}]
     pandas.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
     pandas.DataFrame(rows).to_csv(tmp_path / "a.tsv", index=False, sep="\t")
-    files = [jsonl(tmp_path / "a.jsonl", rows), table(tmp_path / "a.parquet", rows)]
+    files = [jsonl(tmp_path / "a.jsonl", rows), in_parquet(tmp_path / "a.parquet", rows)]
     files += [tmp_path / "a.csv", tmp_path / "a.tsv"]
     files += [tmp_path / "a.json", tmp_path / "pretty.json"]
     files[-2].write_text(json.dumps(rows))
@@ -75,7 +76,7 @@ def test_the_same_rows_in_every_format_are_the_same(tmp_path: Path):
 def test_places_are_lines_of_text_and_rows_of_parquet(tmp_path: Path):
     (tmp_path / "a.csv").write_text('prompt\n"two\nlines"\n\nx\n')
     assert load_rows(Files(path=str(tmp_path / "a.csv"))).place(1) == f"{tmp_path / 'a.csv'} line 5"
-    file = table(tmp_path / "a.parquet", [{"prompt": "a"}, {"prompt": ""}])
+    file = in_parquet(tmp_path / "a.parquet", [{"prompt": "a"}, {"prompt": ""}])
     assert complaint(path=str(file)) == f"{file} row 2: column 'prompt' is an empty string; there is nothing to ask"
 
 
@@ -112,7 +113,7 @@ def test_a_bad_file_is_named_with_the_place(tmp_path: Path, name: str, content: 
 
 
 def test_a_folder_is_its_files_in_order_and_a_pattern_some_of_them(tmp_path: Path):
-    table(tmp_path / "rows" / "b-1.parquet", [{"prompt": "c"}])
+    in_parquet(tmp_path / "rows" / "b-1.parquet", [{"prompt": "c"}])
     jsonl(tmp_path / "rows" / "a.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
     jsonl(tmp_path / "rows" / ".hidden.jsonl", [{"prompt": "x"}])
     (tmp_path / "rows" / "README.md").write_text("no rows")
@@ -133,8 +134,8 @@ def test_a_folder_is_its_files_in_order_and_a_pattern_some_of_them(tmp_path: Pat
 def test_the_splits_of_a_folder_are_chosen_by_name(tmp_path: Path):
     for name, prompt in (("train", "a"), ("test", "b")):
         jsonl(tmp_path / "by_file" / f"{name}.jsonl", [{"prompt": prompt}])
-        table(tmp_path / "by_folder" / name / "part-0.parquet", [{"prompt": prompt}])
-        table(tmp_path / "shards" / "data" / f"{name}-00000-of-00001.parquet", [{"prompt": prompt}])
+        in_parquet(tmp_path / "by_folder" / name / "part-0.parquet", [{"prompt": prompt}])
+        in_parquet(tmp_path / "shards" / "data" / f"{name}-00000-of-00001.parquet", [{"prompt": prompt}])
     for folder in ("by_file", "by_folder", "shards"):
         path = str(tmp_path / folder)
         assert "has the splits test, train; choose one, like data.split=train" in complaint(path=path)
@@ -147,19 +148,7 @@ def test_the_splits_of_a_folder_are_chosen_by_name(tmp_path: Path):
     assert "is one file, which has no splits" in complaint(path=file, split="train")
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"path": "o/n", "eval_split": "train"}, "data.eval_split: held-out prompts cannot be the training prompts"),
-        ({"path": "a.jsonl", "weights": [1.0, 2.0]}, "data.weights: each entry of a list data.path has one weight"),
-        ({"path": ["a.jsonl", "b.jsonl"], "weights": [1.0, 0.0]}, "data.weights"),
-        ({"path": []}, "data.path: should have at least 1 character"),
-        ({"path": ["a", ""]}, "data.path: should have at least 1 character"),
-        ({"kind": "task", "columns": {"a": "b"}}, "data.columns: generated rows have columns of their own"),
-        ({"path": "a.jsonl", "overlong": "truncate"}, "did you mean 'truncate_left'?"),
-        ({"kind": "jsonl", "path": "a.jsonl"}, "data.kind: unknown kind 'jsonl'; did you mean 'files'?"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "said"), table("files", "settings_that_make_no_sense_are_refused"))
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str):
     with pytest.raises(ConfigError) as caught:
         load_config(None, settings={"data": settings})
@@ -181,7 +170,7 @@ def test_columns_get_other_names_and_parts_of_a_table_become_columns(tmp_path: P
 
 
 def test_rows_of_verl_are_read_from_parquet_and_a_frame_with_their_answer(tmp_path: Path):
-    file = table(tmp_path / "train.parquet", VERL)
+    file = in_parquet(tmp_path / "train.parquet", VERL)
     wanted = [{**row, "answer": str(n)} for n, row in enumerate(VERL)]
     assert rows_of(path=str(file)) == wanted
     frame = pandas.read_parquet(file)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakes.metric_names import named
+from fakes.tables import table
 from oncurve.doctor import RULES, Case, Sample, SampledGroup, Watch, diagnose, examine, in_words
 
 
@@ -43,24 +44,11 @@ SETTINGS = {
 @pytest.mark.parametrize(
     ("rule", "key", "sick", "changes"),
     [
-        ("all-wrong", "rollout.group_size", {"reward": 0.0, "constant": 0.9}, {"constant": 0.89}),
-        ("flat-reward", "rollout.group_size", {"reward": 0.3, "constant": 0.9}, {"constant": 0.89}),
-        ("all-right", "filter.dynamic_sampling", {"reward": 0.95, "constant": 0.995}, {"constant": 0.8}),
-        ("mostly-right", "filter.dynamic_sampling", {"reward": 0.95, "constant": 0.9}, {"constant": 0.89}),
+        *table("doctor_rules", "a_rule_holds_once_a_state_has_lasted"),
         (
             *("prompts-always-right", "harder prompts"),
             *({"curriculum/always_right": 0.4}, {"curriculum/always_right": 0.39}),
         ),
-        ("advantages-not-finite", "advantage.kind", {"advantage/nonfinite": 7.0}, {"advantage/nonfinite": 0.0}),
-        ("truncated", "rollout.max_new_tokens", {"truncated": 0.9}, {"truncated": 0.89}),
-        ("entropy-collapse", "objective.clip_high", {"entropy": 0.009}, {"entropy": 0.011}),
-        ("rate-too-low", "learner.learning_rate", {"kl": 1.9e-5}, {"kl": 2.1e-5}),  # as low as rounding
-        ("rate-too-low", "learner.learning_rate", {"kl": 3e-5, "kl_coef": 0.04}, {"kl": 5e-5, "kl_coef": 0.04}),
-        ("kl-runaway", "kl.coef", {"kl": 1.0}, {"kl": 0.99}),
-        ("sampler-mismatch", "model.dtype", {"mismatch": 0.05}, {"mismatch": 0.049}),
-        ("updates-skipped", "learner.learning_rate", {"optim/updates_skipped": 1.0}, {"optim/updates_skipped": 0.0}),
-        ("slow-rewards", "processes", {"time/reward": 5.0}, {"time/reward": 4.9}),
-        ("crowded-processors", "run.threads", {"time/processor_wait": 3.4}, {"time/processor_wait": 3.3}),
     ],
 )
 def test_a_rule_holds_once_a_state_has_lasted(rule, key, sick, changes) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from fakes.tables import table
 from oncurve.forecast import MACHINES, MODELS, Machine, ModelShape
 from oncurve.forecast.counting import decode_step_floor, floors, prefill_flops, scoring_flops, training_flops
 from oncurve.forecast.memory import Variant
@@ -23,20 +24,7 @@ def test_a_shape_counts_its_parameters() -> None:
     assert SMALL.cache_bytes(2) == 2 * 2 * 1 * 4 * 2
 
 
-@pytest.mark.parametrize(
-    ("name", "published"),
-    [
-        ("qwen2.5-0.5b", 494_032_768),
-        ("qwen2.5-1.5b", 1_543_714_304),
-        ("qwen2.5-3b", 3_085_938_688),
-        ("qwen2.5-7b", 7_615_616_512),
-        ("qwen2.5-14b", 14_770_033_664),
-        ("qwen2.5-32b", 32_763_876_352),
-        ("qwen2.5-72b", 72_706_203_648),
-        ("llama-3.2-1b", 1_235_814_400),
-        ("llama-3.1-8b", 8_030_261_248),
-    ],
-)
+@pytest.mark.parametrize(("name", "published"), table("counting", "named_shapes_are_as_large_as_the_models"))
 def test_named_shapes_are_as_large_as_the_models(name: str, published: int) -> None:
     assert MODELS[name].parameters == pytest.approx(published, rel=5e-4)
 

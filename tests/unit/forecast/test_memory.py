@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from fakes.tables import table
 from oncurve.forecast import MODELS, ModelShape
 from oncurve.forecast.memory import GRAPHS, HEAP, Activations, Variant
 from oncurve.forecast.outlook import NEUTRAL, suggestions
@@ -21,22 +22,7 @@ WIDE = 2048
 WORK = StepWork(4, 3, 4, (10,), rows=6, micro_tokens=44)  # 22 tokens a group, two groups a pass
 
 
-@pytest.mark.parametrize(
-    ("settings", "total"),
-    [
-        ({"dtype": "float32"}, 16),
-        ({"dtype": "float32", "reference": True}, 20),
-        ({"dtype": "float32", "masters": "split"}, 16),
-        ({"dtype": "bfloat16"}, 18),
-        ({"dtype": "bfloat16", "masters": "split"}, 16),
-        ({"dtype": "bfloat16", "moments": "bfloat16"}, 14),
-        ({"dtype": "bfloat16", "moments": "bfloat16", "masters": "split"}, 12),
-        ({"dtype": "bfloat16", "reference": True}, 20),
-        ({"dtype": "bfloat16", "reference": True, "averaged": True}, 24),
-        ({"dtype": "float32", "reference": True, "averaged": True}, 20),
-        ({"dtype": "bfloat16", "averaged": True}, 18),
-    ],
-)
+@pytest.mark.parametrize(("settings", "total"), table("memory", "bytes_a_parameter"))
 def test_bytes_a_parameter(settings: dict[str, Any], total: int) -> None:
     assert Variant(SHAPE, WORK, **settings).footprint.total == total
 

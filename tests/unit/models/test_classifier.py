@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertForSequenceClassification, LlamaForSequenceClassification
 
 from fakes.classifiers import LONGEST, TRIMMING, byte_tokenizer, classifier, lay_down, lay_down_bert
+from fakes.tables import table
 from oncurve.base.errors import ModelError
 from oncurve.models import save
 from oncurve.models.classifiers.classifier import Classifier, OverlongError, log_odds
@@ -117,18 +118,7 @@ def written_at(model: Classifier, prompt: Any, completion: Any, ends: tuple[int,
     return [model.tokenizer.decode([encoded.ids[end]]) for end in encoded.ends]
 
 
-@pytest.mark.parametrize(
-    ("completion", "ends", "tokens"),
-    [
-        ("1+2\n3", (4, 5), "23"),
-        ("1+2\n3", (3, 5), "23"),
-        ("1+2\n\n \n3\n\n", (7, 10), "23"),
-        ("  1+2 \n 3 ", (6, 10), "23"),
-        ("1", (1,), "1"),
-        ("1 beads now\n2", (12, 13), [" now", "2"]),
-        ("Mia has 7", (3, 7, 9), ["Mia", " has ", "7"]),
-    ],
-)
+@pytest.mark.parametrize(("completion", "ends", "tokens"), table("classifier", "the_token_of_a_step"))
 def test_a_step_is_scored_at_the_token_of_its_last_visible_character(
     process: Classifier, completion: str, ends: tuple[int, ...], tokens: Any
 ) -> None:
@@ -173,18 +163,7 @@ HEAD = "<|user|>2+2?<|end|>\n<|assistant|>"
 
 
 @pytest.mark.parametrize(
-    ("completion", "ends", "written"),
-    [
-        ("1+3\n4", (4, 5), ["1+3", "1+3\n4"]),
-        ("\n 1+3\n4\n", (6, 8), ["1+3", "1+3\n4"]),
-        ("1+3\n\n4\n\n\n", (5, 9), ["1+3", "1+3\n\n4"]),
-        ("end", (3,), ["end"]),
-        ("|", (1,), ["|"]),
-        ("user", (4,), ["user"]),
-        ("2+2?", (4,), ["2+2?"]),
-        ("4\n4", (2, 3), ["4", "4\n4"]),
-        ("é\n✓", (2, 3), ["é", "é\n✓"]),
-    ],
+    ("completion", "ends", "written"), table("classifier", "steps_are_found_in_what_the_template_made_of_them")
 )
 def test_steps_are_found_in_what_the_template_made_of_them(
     tmp_path: Path, completion: str, ends: tuple[int, ...], written: list[str]

@@ -189,18 +189,6 @@ def test_stop_strings_end_rows_where_they_would_have_ended(steps, monkeypatch):
     same(in_graphs(model)(asked()), wanted)
 
 
-def test_a_model_with_buffers_is_decoded_in_them():
-    model = fast_model()
-    asked = request(PROMPTS, KEYS, ENDS, LONGEST, limits=LIMITS, rows=9)
-    wanted = model.token_loop()(asked)
-    model._buffers = GraphBuffers(CPU, record)
-    order = {}
-    got = model.token_loop()(asked, order.__setitem__)
-    same(got, wanted)
-    assert model._buffers.rows == 9
-    assert sorted(order) == list(range(5))
-
-
 @NEEDS_CUDA
 def test_cuda_graphs_give_the_completions_of_the_other_loop():
     model = fast_model("qwen2", torch.float32, device="cuda")

@@ -63,7 +63,7 @@ def test_the_survey_is_wide():
 
 @pytest.mark.filterwarnings("ignore")  # of transformers, about settings that are not ours
 @pytest.mark.parametrize("kind", known(DECODERS))
-def test_log_probs_and_gradients_are_those_of_each_row_alone(kind):
+def test_log_probs_and_gradients_are_those_of_each_row_alone_and_finite_in_half_precision(kind):
     module, plain = shrunk(kind), shrunk(kind)
     model = wrap(module)
     assert model.fast or "because" in model.path_reason
@@ -80,13 +80,8 @@ def test_log_probs_and_gradients_are_those_of_each_row_alone(kind):
         if left is not None:
             # An expert that nobody is sent to has exact zeros on one side, rounding on the other.
             assert float((left - right).norm()) <= 1e-3 * float(right.norm()) + 1e-6, name
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", known(DECODERS))
-def test_half_precision_neither_crashes_nor_says_something_else(kind):
-    exact, rounded = wrap(shrunk(kind)), wrap(shrunk(kind).bfloat16())
-    assert rounded.fast or not exact.fast or "failed" in rounded.path_reason
+    rounded = wrap(shrunk(kind).bfloat16())
+    assert rounded.fast or not model.fast or "failed" in rounded.path_reason
     hidden = rounded.completion_hidden(*rows())
     trained = list(trainable(rounded.module).values())
     for gradient in torch.autograd.grad(rounded.logits(hidden).square().mean(), trained, allow_unused=True):

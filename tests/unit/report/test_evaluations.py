@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from oncurve.base.errors import RunDirectoryError
-from oncurve.report import EvaluationFiles, compared, results_of
+from oncurve.report import EvaluationFiles, look_at_flips
 
 RIGHT = st.sampled_from([True, False, None])
 
@@ -23,7 +23,7 @@ def test_flips_are_those_of_the_problems_that_both_evaluations_have(tmp_path_fac
     files = EvaluationFiles(run)
     for step, results in ((0, before), (4, {}), (12, after)):
         files.write(step, [problem(number, right) for number, right in results.items()])
-    found = compared(run)
+    found = look_at_flips(run)
     assert (found["steps"], found["first"], found["last"]) == ([0, 4, 12], 0, 12)
     both = before.keys() & after.keys()
     words = {"right to wrong": (True, False), "wrong to right": (False, True)}
@@ -34,20 +34,21 @@ def test_flips_are_those_of_the_problems_that_both_evaluations_have(tmp_path_fac
         assert found["counts"][change] == len(expected)
     assert {each["problem"] for each in found["problems"]} == both
     for number in both:
-        assert [each["right"] for each in results_of(run, number, (0, 12))] == [before[number], after[number]]
+        results = look_at_flips(run, 0, 12, number)["results"]
+        assert [each["right"] for each in results] == [before[number], after[number]]
 
 
 def test_what_is_missing_damaged_or_another_problem_is_told_apart(tmp_path: Path) -> None:
     files = EvaluationFiles(tmp_path)
     assert files.steps() == ()
     with pytest.raises(RunDirectoryError, match="no results of an evaluation after step 0"):
-        compared(tmp_path)
+        look_at_flips(tmp_path)
     files.write(0, [problem(1, True), problem(2, True)])
     files.write(5, [problem(1, False, "another text"), problem(2, False)])
-    assert [each["problem"] for each in compared(tmp_path, 0, 5)["problems"]] == [2]
+    assert [each["problem"] for each in look_at_flips(tmp_path, 0, 5)["problems"]] == [2]
     for damage in (b"", files.path(5).read_bytes()[:-9], b"[1]", b"\x1f\x8bnonsense"):
         files.path(5).write_bytes(damage)
         with pytest.raises(RunDirectoryError, match="after step 5 can be read; there are those after: 0, 5"):
-            compared(tmp_path, 0, 5)
+            look_at_flips(tmp_path, 0, 5)
     files.remove_after(0)
     assert files.steps() == (0,)

@@ -9,6 +9,7 @@ import pytest
 
 from fakes.chat_server import ChatServer, Says
 from fakes.scoring import faults_of, group, rewards_of
+from fakes.tables import table
 from oncurve.base.errors import ConfigError, RewardError
 from oncurve.rewards import ModelJudge, RewardSet
 from oncurve.rewards.judge import endpoint
@@ -28,7 +29,7 @@ def build(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build
     made: list[RewardSet] = []
 
     def build(**settings: Any) -> RewardSet:
-        made.append(RewardSet.build([table(server.url, **settings)]))
+        made.append(RewardSet.build([scorer_at(server.url, **settings)]))
         return made[-1]
 
     yield build
@@ -36,7 +37,7 @@ def build(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build
         rewards.close()
 
 
-def table(url: str, **settings: Any) -> dict[str, Any]:
+def scorer_at(url: str, **settings: Any) -> dict[str, Any]:
     form = {} if "pattern" in settings else {"field": "score"}
     return {"kind": "model_judge", "url": url, "model": "m", "template": "{{ completion }}", **form, **settings}
 
@@ -60,29 +61,14 @@ def test_each_completion_gets_the_score_that_the_model_gives(server: ChatServer,
     assert body["messages"][0] == {"role": "system", "content": "Be strict."}
 
 
-READ = {
-    '{"score": 1}': 1.0,
-    ' {"score": 0.25, "why": "..."} ': 0.25,
-    '```json\n{"score": 0.5}\n```': 0.5,
-    '{"score": true}': "no number under 'score'",
-    '{"score": 0, "score": 1}': "a key is twice in the answer",
-    '{"score": 1, "why": {"a": 1, "a": 2}}': "a key is twice in the answer",
-    '{"score": 1.5}': "the score 1.5 is not between 0 and 1",
-    '{"score": -0.1}': "is not between 0 and 1",
-    '{"score": NaN}': "is not between 0 and 1",
-    '{"score": "1"}': "no number under 'score'",
-    '{"Score": 1}': "no number under 'score'",
-    '[{"score": 1}]': "no number under 'score'",
-    'Sure! {"score": 1}': "the answer is no JSON",
-    '{"score": 1} {"score": 0}': "the answer is no JSON",
-    "": "the answer is no JSON",
+READ = table("model_judge", "read") | {
     "[" * 5000: "the answer is no JSON",
 }
 
 
 @pytest.mark.parametrize("text", READ, ids=lambda text: text[:20])
 def test_a_json_answer_is_read_strictly(text: str) -> None:
-    reply = ModelJudge.model_validate({k: v for k, v in table("http://x").items() if k != "kind"}).read(text)
+    reply = ModelJudge.model_validate({k: v for k, v in scorer_at("http://x").items() if k != "kind"}).read(text)
     expected = READ[text]
     assert reply.value == (expected if isinstance(expected, float) else None)
     assert (reply.fault, str(expected) in reply.message) == (None, False) if reply.value is not None else ("type", True)
@@ -226,6 +212,6 @@ def test_the_key_is_sent_and_stands_nowhere(
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        RewardSet.build([table("http://localhost:1/v1") | settings])
+        RewardSet.build([scorer_at("http://localhost:1/v1") | settings])
     assert said in str(caught.value)
     assert "secret" not in str(caught.value)

@@ -10,6 +10,7 @@ import pytest
 
 from fakes.classifiers import LONGEST, TRIMMING, byte_tokenizer, classifier, lay_down
 from fakes.scoring import faults_of, group, rewards_of
+from fakes.tables import table
 from fakes.tolerance import about
 from oncurve.base.errors import ConfigError, ModelError
 from oncurve.models.classifiers.classifier import Classifier
@@ -128,20 +129,7 @@ def test_the_runs_own_model_scores_where_no_path_is_given(
     assert [part["other"] for part in parts] == rewards_of(foreign) != rewards_of(own)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"kind": "model", "path": "outcome", "label": "good"}, "has no label 'good'; set rewards.label to one of"),
-        ({"kind": "model", "path": "process"}, "a reward model of steps, and not of outcomes"),
-        ({"kind": "process_model", "path": "outcome"}, "a reward model of outcomes, and not of steps"),
-        ({"kind": "model", "path": "./nowhere"}, "nowhere: no such directory"),
-        ({"kind": "model", "split": "newline"}, "rewards.0.split"),
-        ({"kind": "process_model", "split": "/(/"}, "holds no regular expression"),
-        ({"kind": "process_model", "split": "lines"}, "'lines' is unknown"),
-        ({"kind": "process_model", "whole": "sum"}, "rewards.0.whole"),
-        ({"kind": "model", "dtype": "float16"}, "rewards.0.dtype"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), table("model_rewards", "what_cannot_be_is_refused_with_the_mend"))
 def test_what_cannot_be_is_refused_with_the_mend(
     folders: dict[str, Path], settings: dict[str, Any], message: str
 ) -> None:

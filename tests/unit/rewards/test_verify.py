@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from fakes.scoring import faults_of, group, limit_beyond, rewards_of
+from fakes.tables import table
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import load_config
 from oncurve.rewards import Choice, Exact, Format, Math, Numeric, Overlong, Repetition, RewardSet
@@ -13,17 +14,9 @@ from oncurve.rewards import Choice, Exact, Format, Math, Numeric, Overlong, Repe
 @pytest.mark.parametrize(
     ("completion", "answer", "expected"),
     [
-        ("Paris", "Paris", 1.0),
-        ("It is big.\nAnswer: Paris.", "Paris", 1.0),
-        ("#### Paris", "some working\n#### Paris", 1.0),
-        ("  New   York \n", "New York", 1.0),
-        ("paris", "Paris", 0.0),
-        ("Paris, France", "Paris", 0.0),
-        ("4", 4, 1.0),
-        ("4.0", 4, 0.0),
+        *table("verify", "exact_compares_the_text_of_the_answer"),
         ("x", "", None),
         ("x", None, None),
-        ("", "x", 0.0),
     ],
 )
 def test_exact_compares_the_text_of_the_answer(completion: str, answer: Any, expected: float | None) -> None:
@@ -77,15 +70,7 @@ def math() -> Any:
 @pytest.mark.parametrize(
     ("completion", "answer", "expected"),
     [
-        (r"so \boxed{\frac{2}{4}}", r"\frac{1}{2}", 1.0),
-        (r"so $x+1$", "1+x", 1.0),
-        ("#### 42%", "42", 1.0),
-        ("#### 42", "6*7=<<6*7=42>>42\n#### 42", 1.0),
-        ("It is 12 dollars", 12, 1.0),
-        (r"\boxed{(3, \frac{\pi}{2})}", r"\left( 3, \frac{\pi}{2} \right)", 1.0),
-        (r"\boxed{41}", "42", 0.0),
-        ("", "42", 0.0),
-        ("no idea", "42", 0.0),
+        *table("verify", "math_compares_mathematically"),
         ("4", "Answer is forty two.", None),
         ("4", "", None),
     ],
@@ -108,58 +93,12 @@ def test_math_that_takes_for_ever_is_a_timeout_and_the_next_is_answered(monkeypa
 CITIES = ["Rome", "Paris", "A city", "Oslo"]
 
 
-@pytest.mark.parametrize(
-    ("completion", "right"),
-    [
-        ("The answer is (B).", 1.0),
-        ("The answer is B because (A) is in Italy.", 1.0),
-        ("The answer is **B**.", 1.0),
-        ("Answer: B", 1.0),
-        ("Answer: B) Paris", 1.0),
-        ("ANSWER: (b)", 1.0),
-        ("**Answer:** option B", 1.0),
-        ("Answer:\n(B)", 1.0),
-        (r"So \boxed{B}.", 1.0),
-        (r"\boxed{\text{B}}", 1.0),
-        (r"\boxed{(B)}", 1.0),
-        ("#### B", 1.0),
-        ("B", 1.0),
-        (" (B)\n", 1.0),
-        ("B. Paris", 1.0),
-        ("Answer: A\nNo. Answer: B", 1.0),
-        ("(A) is in Italy, so I choose (B)", 1.0),
-        ("It cannot be option A. It is option B.", 1.0),
-        ("The correct option is **B**.", 1.0),
-        ("", 0.0),
-        ("A", 0.0),
-        ("Bravo", 0.0),
-        ("Answer: A or B", 0.0),
-        ("Answer: B or C", 0.0),
-        ("Answer: (B) and (C)", 0.0),
-        ("Answer: a boat", 0.0),
-        ("Answer: B's", 0.0),
-        ("Be (B) or not (A)", 0.0),
-        (r"\boxed{A} \boxed{B", 0.0),
-        ("I think so", 0.0),
-    ],
-)
+@pytest.mark.parametrize(("completion", "right"), table("verify", "the_letter_is_found"))
 def test_the_letter_is_found_where_an_answer_is_marked_or_mentioned_last(completion: str, right: float) -> None:
     assert Choice()(completion, "B") == right
 
 
-@pytest.mark.parametrize(
-    ("completion", "right"),
-    [
-        ("Paris", 1.0),
-        ("Answer: paris.", 1.0),
-        (r"\boxed{\text{Paris}}", 1.0),
-        ("Answer: (B) Paris", 1.0),
-        ("A city", 0.0),
-        ("Answer: E", 0.0),
-        ("(B) it is, see page (Z)", 1.0),
-        ("Answer: London", 0.0),
-    ],
-)
+@pytest.mark.parametrize(("completion", "right"), table("verify", "with_options_a_text_stands_for_its_letter"))
 def test_with_options_a_text_stands_for_its_letter(completion: str, right: float) -> None:
     assert Choice(options="choices")(completion, "B", CITIES) == right
 
@@ -193,17 +132,7 @@ def test_a_row_that_cannot_be_used_is_refused_with_its_place(row: dict[str, Any]
     assert said in str(caught.value)
 
 
-THINK = {
-    "<think>a</think>b": 1.0,
-    "<think>\na\n</think>\nb": 1.0,
-    "<think></think>": 1.0,
-    "<think>a</think>b</think>c": 1.0,  # TRL's pattern has it so
-    "<think>a": 0.0,
-    "b<think>a</think>": 0.0,
-    "<think>a<think>b</think>": 0.0,
-    "a</think>b": 0.0,
-    "": 0.0,
-}
+THINK = table("verify", "think")
 
 
 @pytest.mark.parametrize("text", THINK)
@@ -211,27 +140,7 @@ def test_think_is_trls_pattern(text: str) -> None:
     assert Format()(text) == THINK[text]
 
 
-FORMS = {
-    "think_answer": {
-        "<think>a</think><answer>4</answer>": 1.0,
-        "\n<think>a</think>\n<answer>4</answer>\n": 1.0,
-        "<think>a</think> so <answer>4</answer>": 0.0,
-        "<think>a</think><answer>4</answer>.": 0.0,
-        "<answer>4</answer><think>a</think>": 0.0,
-        "<think>a<answer>4</think></answer>": 0.0,
-        "<think>a</think><answer>4": 0.0,
-        "<think>a</think><think>a</think><answer>4</answer>": 0.0,
-    },
-    "answer": {
-        "so <answer>4</answer>.": 1.0,
-        "<answer> </answer>": 0.0,
-        "<answer>4</answer><answer>5</answer>": 0.0,
-        "<answer>4": 0.0,
-        "4</answer>": 0.0,
-    },
-    "boxed": {r"so \boxed{4}": 1.0, r"\boxed{}": 0.0, r"\boxed{4": 0.0, "4": 0.0},
-    "hashes": {"2+2=4\n#### 4\n": 1.0, "#### 4": 1.0, "####": 0.0, "#### 4\nso": 0.0, "#### 4\n#### 5": 0.0, "": 0.0},
-}
+FORMS = table("verify", "forms")
 
 
 @pytest.mark.parametrize(("preset", "text"), [(preset, text) for preset, texts in FORMS.items() for text in texts])
@@ -246,22 +155,7 @@ def test_a_pattern_of_ones_own_runs_in_a_worker() -> None:
     assert rewards_of(scored) == [1.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("kind='format', preset='thinking'", "rewards.0.preset"),
-        ("kind='format', pattern='('", "not a regular expression"),
-        ("kind='format', preset='boxed', pattern='x'", "are two forms; give one of them"),
-        ("kind='format', preset='boxed', prompt_opens=true", 'preset = "boxed" opens no <think>; leave it out'),
-        ("kind='format', pattern='x', prompt_opens=true", "a pattern opens no <think>"),
-        ("kind='repetition', ngram_size=0", "rewards.0.ngram_size"),
-        ("kind='repetition', max_penalty=1.0", "rewards.0.max_penalty: should be less than 0"),
-        ("kind='cosine', max_value_wrong=0.5", "rewards.0.max_value_wrong: a long wrong completion"),
-        ("kind='cosine', min_value_wrong=0.0", "rewards.0.min_value_wrong: it is the value of the shortest wrong"),
-        ("kind='cosine', min_value_correct=2.0", "rewards.0.min_value_correct: it is the value of the longest"),
-        ("kind='cosine', max_len=10", "did you mean 'max_length'"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), table("verify", "settings_that_cannot_be_are_refused_with_their_key"))
 def test_settings_that_cannot_be_are_refused_with_their_key(words: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(None, ["rollout.max_new_tokens=100", f"rewards=[{{{words}}}]"])

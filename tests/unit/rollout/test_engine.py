@@ -47,25 +47,6 @@ def test_every_token_is_what_a_plain_loop_draws(temperature):
     assert temperature == 0 or endings == {"eos", "length"}
 
 
-def test_groups_come_in_the_order_of_prompts_and_carry_where_they_came_from():
-    prompts = make_prompts(8, 1, 5)
-    groups = make_engine(version=17).generate(prompts, draw=3)
-    assert [group.prompt for group in groups] == prompts
-    assert {group.draw for group in groups} == {3}
-    assert all(group.scores == () for group in groups)
-    for group in groups:
-        assert [completion.sample_index for completion in group.completions] == [0, 1, 2, 3]
-        assert {completion.policy_version for completion in group.completions} == {17}
-        assert all(len(completion.ids) == len(completion.logprobs) for completion in group.completions)
-
-
-@pytest.mark.parametrize("rows", [1, 3, 8, 11, 1000])
-def test_results_do_not_depend_on_how_many_rows_are_decoded_at_once(rows):
-    prompts = make_prompts(*range(7))
-    whole = make_engine().generate(prompts, draw=0)
-    assert make_engine().generate(prompts, 0, Sampling(group_size=4, max_new_tokens=12, max_concurrent=rows)) == whole
-
-
 def test_prompts_are_computed_once_a_group_and_finished_rows_leave_the_batch():
     model = TableModel(table())
     groups = make_engine(model, Sampling(group_size=16, max_new_tokens=12)).generate(make_prompts(0, 1, 2), draw=0)
@@ -74,16 +55,6 @@ def test_prompts_are_computed_once_a_group_and_finished_rows_leave_the_batch():
     growing = [int((lengths > t).sum()) for t in range(1, 12)]  # rows that a decoder has to compute at step t
     assert len(model.stepped) == len([count for count in growing if count])
     assert all(count <= rows <= count / 0.875 + 1 for count, rows in zip(growing, model.stepped, strict=False))
-
-
-def test_endings_are_recorded_not_guessed():
-    scripts = [[1, 2, 7, 0], [3, 0, 0, 0], [1, 1, 1, 3], [1, 2, 4, 5]]
-    groups = make_engine(ScriptedModel(scripts, VOCABULARY), Sampling(group_size=1, max_new_tokens=4)).generate(
-        make_prompts(0, 1, 2, 3), draw=0
-    )
-    completions = [group.completions[0] for group in groups]
-    assert [completion.ids for completion in completions] == [(1, 2, 7), (3,), (1, 1, 1, 3), (1, 2, 4, 5)]
-    assert [completion.ended for completion in completions] == ["eos", "eos", "eos", "length"]
 
 
 def test_the_ending_token_is_in_the_ids_and_not_in_the_text():
@@ -112,29 +83,6 @@ def test_a_stop_string_cuts_text_before_it_and_ids_after_the_token_that_complete
     assert len(stopped.logprobs) == 3
     assert (long.ids, long.text, long.ended) == (tuple(scripts[1]), "4</answer? ", "length")
     assert (ended.ids, ended.text, ended.ended) == (tuple(scripts[2][:3]), "ab", "eos")
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_stop_strings_give_the_same_for_any_number_of_rows(temperature):
-    tokenizer = ByteTokenizer()
-    logits = torch.full((257, 257), -torch.inf)
-    logits[:, list(b"abc ")] = table(2, 257)[:, list(b"abc ")].float()
-    sampling = Sampling(group_size=4, max_new_tokens=40, temperature=temperature, stop=("ab", "c a"))
-    prompts = [Prompt(number, "", (number, 97 + number)) for number in range(3)]
-    results = [
-        make_engine(TableModel(logits), sampling.model_copy(update={"max_concurrent": rows}), tokenizer).generate(
-            prompts, draw=1
-        )
-        for rows in (1, 8, 100)
-    ]
-    assert results[0] == results[1] == results[2]
-    stopped = [c for group in results[0] for c in group.completions if c.ended == "stop"]
-    assert stopped
-    for completion in stopped:
-        whole = tokenizer.decode(completion.ids, skip_special_tokens=True)
-        assert whole in (completion.text + "ab", completion.text + "c a")
-        assert "ab" not in completion.text
-        assert "c a" not in completion.text
 
 
 def test_a_prompt_without_tokens_is_refused_before_anything_is_generated():
@@ -177,44 +125,10 @@ def test_impossible_sampling_settings_are_refused(settings):
         Sampling(**settings)
 
 
-def test_a_prompts_completions_do_not_depend_on_the_other_prompts():
-    prompts = make_prompts(0, 1, 2, 3)
-    whole = make_engine().generate(prompts, draw=0)
-    assert make_engine().generate(prompts[::-1], draw=0) == whole[::-1]
-    assert make_engine().generate(prompts[2:3], draw=0) == whole[2:3]
-
-
-def test_a_smaller_group_is_the_beginning_of_a_larger_one():
-    prompts = make_prompts(0, 1)
-    large = make_engine().generate(prompts, draw=0)
-    small = make_engine().generate(prompts, 0, Sampling(group_size=2, max_new_tokens=12))
-    assert [group.completions for group in small] == [group.completions[:2] for group in large]
-
-
-def test_seed_and_draw_change_the_completions():
-    prompts = make_prompts(0, 1)
-    results = [make_engine(seed=seed).generate(prompts, draw) for seed in (0, 1) for draw in (0, 1)]
-    completions = [tuple(group.completions for group in groups) for groups in results]
-    assert len(set(completions)) == 4
-
-
-def test_a_prompt_given_twice_gets_other_samples_the_second_time():
-    prompt, other = make_prompts(4, 5)
-    first, _, second = make_engine().generate([prompt, other, prompt], draw=0)
-    assert [completion.sample_index for completion in second.completions] == [4, 5, 6, 7]
-    wide = make_engine().generate([prompt], 0, Sampling(group_size=8, max_new_tokens=12))[0]
-    assert wide.completions == first.completions + second.completions
-
-
 def test_the_settings_eos_ids_are_added_to_the_models():
     sampling = Sampling(group_size=1, max_new_tokens=3, eos_ids=(5,))
     groups = make_engine(ScriptedModel([[1, 5, 1], [3, 1, 1]], VOCABULARY), sampling).generate(make_prompts(0, 1), 0)
     assert [group.completions[0].ids for group in groups] == [(1, 5), (3,)]
-
-
-def test_without_an_eos_id_only_length_ends_a_completion():
-    groups = make_engine(eos_ids=()).generate(make_prompts(0, 1), draw=0)
-    assert {(len(c.ids), c.ended) for group in groups for c in group.completions} == {(12, "length")}
 
 
 def test_what_a_finished_row_draws_is_not_judged():

@@ -8,9 +8,8 @@ from fakes.scripted import ByteTokenizer
 from fakes.tolerance import assert_close
 from oncurve.base.errors import ConfigError
 from oncurve.randomness import uniform
-from oncurve.rollout import sampler
 from oncurve.rollout.sampler import greedy, sample
-from oncurve.rollout.stopping import Detokenizer, GrowingText, StopSearch, StopTable
+from oncurve.rollout.stopping import StopSearch, StopTable
 from oracles import plain_sampler
 
 SMALLEST, LARGEST = 2.0**-53, 1 - 2.0**-53  # the least and greatest uniform there is
@@ -35,23 +34,6 @@ def test_sample_equals_the_plain_one(vocabulary, temperature):
     ]
     assert ids.tolist() == [token for token, _ in expected]
     assert_close(logprobs, torch.tensor([logprob for _, logprob in expected]), torch.float32)
-
-
-@pytest.mark.parametrize("vocabulary", [5, 200])
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_frequencies_are_the_distributions(vocabulary, temperature):
-    n = 100_000
-    row = normal(1, vocabulary, torch.float32)
-    ids, _ = sample(row.expand(n, -1), uniforms(n), temperature)
-    expected = torch.softmax(row[0].double() / temperature, -1) * n
-    enough = expected >= 5
-    observed = torch.bincount(ids, minlength=vocabulary).double()
-    pooled_observed = torch.cat([observed[enough], observed[~enough].sum()[None]])
-    pooled_expected = torch.cat([expected[enough], expected[~enough].sum()[None]]).clamp_min(1e-9)
-    kept = pooled_expected >= 1
-    chi_square = ((pooled_observed - pooled_expected) ** 2 / pooled_expected)[kept].sum().item()
-    freedom = int(kept.sum()) - 1
-    assert chi_square < freedom + 4 * (2 * freedom) ** 0.5
 
 
 @settings(max_examples=60, deadline=None)
@@ -206,17 +188,6 @@ def test_logprobs_of_the_worked_example():
     assert sample(logits[:1], u[:1], 0.6)[1].item() == pytest.approx(-0.2025731)
 
 
-@pytest.mark.parametrize("vocabulary", [130, 512])
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_few_rows_at_a_time_draw_the_same(monkeypatch, vocabulary, temperature):
-    logits, u = normal(10, vocabulary, torch.float32), uniforms(10)
-    whole = sample(logits, u, temperature)
-    monkeypatch.setattr(sampler, "_AT_ONCE", 3 * vocabulary)
-    ids, logprobs = sample(logits, u, temperature)
-    assert torch.equal(ids, whole[0])
-    assert_close(logprobs, whole[1])
-
-
 @pytest.mark.parametrize("vocabulary", [100, 300])
 @pytest.mark.parametrize("temperature", [0, 0.7, 1.0])
 def test_half_precision_logits_are_widened_first(vocabulary, temperature):
@@ -226,16 +197,6 @@ def test_half_precision_logits_are_widened_first(vocabulary, temperature):
     expected = torch.log_softmax(logits.float() / (temperature or 1.0), -1).gather(1, ids[:, None]).squeeze(1)
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
     assert torch.equal(ids, sample(logits.float(), u, temperature)[0])
-
-
-HALF = "\ufffd"
-
-
-def test_half_a_character_is_not_settled_before_its_other_half_has_come():
-    growing = GrowingText(Detokenizer(ByteTokenizer()), ())
-    shown = [growing.extend([byte]) for byte in "a🙂b".encode()]
-    assert shown == ["a", "a" + HALF, "a" + HALF, "a" + HALF, "a🙂", "a🙂b"]
-    assert growing.settled == "a🙂b"
 
 
 def test_rows_are_searched_apart_and_finished_ones_are_no_longer_asked_for():

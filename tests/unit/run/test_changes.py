@@ -2,6 +2,7 @@
 
 import pytest
 
+from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
 from oncurve.run.directory.changes import changes_between, check_changes, worth_saying
@@ -10,34 +11,7 @@ RECIPE = "rewards=[{kind='task'}]"
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
-    [
-        (
-            ["cluster.rollout_workers=2", "cluster.lag=1"],
-            ["cluster.kind=none"],
-            ['cluster.kind = "none" (was "host")'],
-        ),
-        (
-            ["cluster.kind=none"],
-            ["cluster.rollout_workers=2", "cluster.gradient_shards=8"],
-            ['cluster.kind = "host" (was "none")', "cluster.rollout_workers = 2 (was not set)"],
-        ),
-        (
-            ["cluster.rollout_workers=2"],
-            ["cluster.kind=ray", "cluster.rollout_workers=3"],
-            ['cluster.kind = "ray" (was "host")', "cluster.rollout_workers = 3 (was 2)"],
-        ),
-        (
-            ["cluster.learner_ranks=2"],
-            ["cluster.learner_ranks=2", "cluster.lag=1", "rollout.stop=['a']"],
-            ["cluster.lag = 1 (was 0)", 'rollout.stop = ["a"] (was [])'],
-        ),
-        (
-            ["rewards=[{kind='task', weight=2.0}]"],
-            ["rewards=[{kind='exact', weight=2.0}]"],
-            ['rewards.0.kind = "exact" (was "task")'],
-        ),
-    ],
+    ("before", "now", "said"), table("changes", "another_kind_is_said_without_the_keys_that_come_and_go_with_it")
 )
 def test_another_kind_is_said_without_the_keys_that_come_and_go_with_it(
     before: list[str], now: list[str], said: list[str]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.config import RunConfig
 from oncurve.run import free_directory, run_name
@@ -18,13 +19,7 @@ def config(model: str, name: str | None = None) -> RunConfig:
 @pytest.mark.parametrize(
     ("recipe", "model", "name"),
     [
-        ("gsm8k", "Qwen/Qwen2.5-0.5B", "gsm8k-qwen2.5-0.5b"),
-        ("recipes/GSM8K.toml", "/data/models/Qwen2.5-0.5B/", "gsm8k-qwen2.5-0.5b"),
-        ("reward_models/sentiment", "stories260k", "sentiment-stories260k"),
-        ("/home/me/maths/recipe.toml", "/home/me/maths/model", "maths"),
-        ("runs/gsm8k-qwen2.5-0.5b/config.toml", "Qwen/Qwen2.5-0.5B", "gsm8k-qwen2.5-0.5b"),
-        ("my run.yaml", "", "my-run"),
-        ("ü.toml", "", "run"),
+        *table("naming", "a_run_has_the_names_of_recipe_and_model"),
         ("a" * 200, "m", "a" * 80),
     ],
 )

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from fakes.tables import table
 from oncurve.tasks import ArithmeticTask
 from oncurve.tasks.arithmetic import (
     GAINS,
@@ -125,17 +126,9 @@ def test_only_the_right_number_is_correct():
 @pytest.mark.parametrize(
     ("lines", "right"),
     [
+        *table("arithmetic", "the_step_checker_finds_the_first_wrong_step"),
         (["7*8=56", "56+31=87", "87-19=68", "68+25=93", "#### 93"], [True] * 5),
-        (["7*8=56", "56+31=97", "97-19=78", "78+25=103", "#### 103"], [True, False, False, False, False]),
-        (["7*8=56", "56+31=97", "87-19=68"], [True, False, False]),  # a wrong step cannot be taken back
-        (["7*8=56", "56-31=25"], [True, False]),  # true, but not what the story says
-        (["7*8=56", "56-19=37"], [True, False]),  # leaves one out
         (["7*8+31=87", "87-19+25=93", "#### 93"], [True] * 3),
-        (["7*8+31-19+25=92", "#### 93"], [False, False]),
-        (["#### 93"], [True]),  # right, with no working
-        (["#### 93 or so"], [False]),
-        (["7*8=56", "7*8=56"], [True, False]),
-        (["let me see"], [False]),
     ],
 )
 def test_the_step_checker_finds_the_first_wrong_step(lines, right):

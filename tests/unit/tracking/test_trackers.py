@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.config import load_config
 from oncurve.run.tracking import check_tracking
@@ -180,18 +181,7 @@ def function(): pass
 """
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ('tracking.to=["tensorbord"]', "unknown tracker 'tensorbord'; did you mean 'tensorboard'?"),
-        ('tracking.to=["mine.py:Half"]', "lacks groups and metrics and close, so it is no tracker"),
-        ('tracking.to=["mine.py:function"]', "is no class"),
-        ('tracking.to=["mine.py:Min"]', "did you mean 'Mine'?"),
-        ('tracking.to=["none.py:Mine"]', "none.py"),
-        ('tracking.to=["wandb","wandb"]', "wandb stands there twice"),
-        ('tracking.too=["wandb"]', "did you mean 'to'?"),
-    ],
-)
+@pytest.mark.parametrize(("said", "expected"), table("trackers", "a_wrong_tracker_is_refused_by_its_name"))
 def test_a_wrong_tracker_is_refused_by_its_name(
     said: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

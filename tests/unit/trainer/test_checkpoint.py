@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from fakes.learning import finished, make_learner
-from fakes.tiny_policy import random_groups, tiny_model
+from fakes.tiny_policy import random_groups
 from oncurve import durable
 from oncurve.base.errors import CheckpointError
-from oncurve.learner import LearnerConfig, LocalLearner, ReferenceSettings
-from oncurve.losses import Clipped, KLPenalty, Regularizer
+from oncurve.learner import LocalLearner, ReferenceSettings
 from oncurve.reward_models import LabelledSteps, PreferencePair
 from oncurve.reward_models.replay import FILE, Replay
 from oncurve.trainer import Checkpoints, OuterLoop, ReferenceSchedule, StepResult, TrainerState
@@ -75,25 +74,6 @@ def test_a_reference_is_stored_again_when_it_has_moved_and_goes_with_the_last_th
     assert frozen(tmp_path) == {moved[0]}
 
 
-@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
-def test_a_restored_reference_is_the_one_of_that_step(tmp_path: Path, compute_dtype: torch.dtype | None) -> None:
-    settings = {"dtype": torch.float32, "compute_dtype": compute_dtype, "learning_rate": 0.1}
-    learner, checkpoints = make_learner(**settings), Checkpoints(tmp_path, keep=2)
-    at = {}
-    for step in (1, 2):
-        learner.update(finished(learner, GROUPS))
-        learner.move_reference(0.25)
-        save(checkpoints, learner, step)
-        at[step] = {name: tensor.clone() for name, tensor in learner.reference.state().items()}
-    for step in (2, 1):
-        resumed = make_learner(**settings)
-        Checkpoints(tmp_path, keep=2).restore(resumed, still(resumed))
-        assert resumed.reference.version == step
-        state = resumed.reference.state()
-        assert all(torch.equal(state[name], tensor) for name, tensor in at[step].items())
-        (tmp_path / f"step-{step:06d}" / "learner.safetensors").write_bytes(b"torn")
-
-
 def test_what_the_outer_loop_saves_comes_back_and_the_manifest_covers_it(tmp_path: Path) -> None:
     learner = make_learner()
     path = Checkpoints(tmp_path, keep=1).save(learner, Memory(2.0), TrainerState(step=1), {})
@@ -105,34 +85,6 @@ def test_what_the_outer_loop_saves_comes_back_and_the_manifest_covers_it(tmp_pat
     (path / "outer" / "kept.safetensors").write_bytes(b"torn")
     with pytest.raises(CheckpointError, match=r"no checkpoint verifies.*outer/kept"):
         Checkpoints(tmp_path, keep=1).restore(learner, other)
-
-
-def test_frozen_weights_are_stored_once_for_all_checkpoints_and_come_back(tmp_path: Path) -> None:
-    def fresh(seed: int) -> LocalLearner:
-        model = tiny_model(torch.float32, seed=seed)
-        model.module.embedding.weight.requires_grad_(False)
-        return LearnerConfig(learning_rate=0.1).build(model, Clipped(), Regularizer(KLPenalty(coef=0.0)))
-
-    learner, checkpoints = fresh(0), Checkpoints(tmp_path, keep=2)
-    names = set()
-    for step in (1, 2, 3):
-        learner.update(finished(learner, GROUPS))
-        path = checkpoints.save(learner, still(learner), TrainerState(step=step), {})
-        names.add(record_of(path)["learner"]["frozen"])
-        held = durable.read_tensors(path / "learner.safetensors")
-        assert not any("embedding" in name for name in held)
-        assert {name.removeprefix("master.") for name in held if name.startswith("master.")} == set(
-            learner.optimizer.trained
-        )
-    assert frozen(tmp_path) == names
-    assert len(names) == 1
-    assert durable.fetch(tmp_path / "frozen", names.pop()).keys() == {"embedding.weight"}
-    resumed = fresh(1)
-    Checkpoints(tmp_path, keep=2).restore(resumed, still(resumed))
-    for each in (learner, resumed):
-        each.update(finished(each, GROUPS))
-    ours, theirs = (each.weights().local().module.state_dict() for each in (learner, resumed))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_a_damaged_reference_costs_the_checkpoints_that_name_it_and_no_others(tmp_path: Path) -> None:
@@ -290,14 +242,6 @@ def test_an_outer_loop_that_saves_nothing_leaves_nothing_and_one_that_expects_so
     assert record_of(path)["outer"] == {}
     with pytest.raises(CheckpointError, match=r"lacks 'draws': a run with other settings wrote it"):
         Checkpoints(tmp_path, keep=1).restore(learner, Memory())
-
-
-def test_a_checkpoint_of_an_older_format_is_refused_with_both_formats(tmp_path: Path) -> None:
-    learner = make_learner()
-    durable.write_directory(tmp_path / "step-000004", {"state.json": durable.to_json({"format": 2})})
-    with pytest.raises(CheckpointError, match=r"format 2, and this oncurve reads format 3") as caught:
-        Checkpoints(tmp_path, keep=1).restore(learner, still(learner))
-    assert "\n" not in str(caught.value)
 
 
 def test_what_fails_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:

@@ -13,20 +13,19 @@ import torch
 
 from fakes.learning import finished, gradient, make_learner
 from fakes.loops import PROMPTS, make_loop, resumed
+from fakes.tables import table
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve import durable
 from oncurve.base.errors import TrainingError
 from oncurve.data import PromptOrder
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import OBJECTIVE_KINDS, Clipped, EntropyBonus, KLPenalty, Regularizer, has_importance_ratio
-from oncurve.metrics import METRICS, Metrics
-from oncurve.report import RolloutFiles, RolloutIndex
+from oncurve.metrics import Metrics
+from oncurve.report import RolloutIndex
 from oncurve.rollout import EngineBase
 from oncurve.trainer import Collected, DynamicSampling, EntropyControl, Trainer, TrainerState
 from oncurve.trainer.groups.surplus import SurplusGroup, load_surplus, save_surplus
 from oncurve.types import Completion, Group, Prompt, Score, TokenStats, TrainBatch
-
-TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
 
 
 def right(score: Score) -> bool | None:
@@ -49,23 +48,7 @@ def group(*outcomes: str) -> Group:
     return Group(Prompt(0, "", (1,)), tuple(completions), tuple(scores))
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "kept"),
-    [
-        (("right", "wrong", "wrong"), True),
-        (("right", "right", "right"), False),  # though their rewards differ
-        (("wrong", "wrong", "wrong"), False),
-        (("right", "wrong invalid", "right"), False),
-        (("right invalid", "wrong", "right"), True),
-        (("right cut", "wrong"), True),
-        (("right cut", "wrong read"), True),
-        (("right read", "wrong read"), False),
-        (("right", "other", "right"), False),
-        (("right", "other", "wrong"), True),
-        (("other", "other"), True),  # by their rewards, which differ
-        (("other",), False),
-    ],
-)
+@pytest.mark.parametrize(("outcomes", "kept"), table("dynamic_sampling", "groups_are_kept"))
 def test_groups_with_right_and_wrong_completions_are_kept(outcomes: tuple[str, ...], kept: bool) -> None:
     assert DynamicSampling(10, right).keeps(group(*outcomes)) == kept
 
@@ -181,37 +164,6 @@ def test_the_old_log_probs_of_surplus_groups_are_the_samplers() -> None:
     assert torch.equal(batch.old_logprobs[stale], batch.rollout_logprobs[stale])
     present = loop.learner.score(batch, frozenset({"old"})).old_logprobs
     assert torch.equal(batch.old_logprobs[~stale], present[~stale].double())
-
-
-def test_a_run_resumed_where_groups_wait_is_the_same_bit_for_bit(tmp_path: Path) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    dynamic = {"dynamic": DynamicSampling(20, None), "steps": 8}
-    make_loop(whole, **dynamic).train()
-    stops = [number for number, path in durable.numbered(whole / "checkpoints") if (path / "surplus.jsonl").exists()]
-    assert stops
-    for stop in stops[:2]:
-        shutil.copytree(whole, cut)
-        for number, path in durable.numbered(cut / "checkpoints"):
-            if number > stop:
-                shutil.rmtree(path)
-        resumed(make_loop(**dynamic), cut).train()
-        for step in range(1, 9):
-            assert files(whole, step) == files(cut, step)
-        assert metrics(whole) == metrics(cut)
-        shutil.rmtree(cut)
-
-
-def files(run: Path, step: int) -> dict[str, bytes]:
-    folder = run / "checkpoints" / f"step-{step:06d}"
-    kept = {name: folder / name for name in ("learner.safetensors", "surplus.jsonl") if (folder / name).exists()}
-    return {name: path.read_bytes() for name, path in kept.items()} | {
-        "rollouts": RolloutFiles(run).path(step).read_bytes()
-    }
-
-
-def metrics(run: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
 
 
 def steps_of(loop: Trainer) -> list[float]:

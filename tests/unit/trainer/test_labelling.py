@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from fakes.tables import table
 from oncurve.reward_models import LabelledSteps, PreferencePair
 from oncurve.reward_models.labelling import MonteCarloLabels, scored_pairs, scored_steps
 from oncurve.rollout import EngineBase, Sampling
@@ -31,16 +32,9 @@ def judged(*said: tuple[str, float | None], number: int = 0, draw: int = 5, chat
 @pytest.mark.parametrize(
     ("said", "pairs"),
     [
-        ([("a", 1.0), ("b", 0.0)], ["ab"]),
-        ([("a", 0.0), ("b", 1.0)], ["ba"]),
-        ([("a", 1.0), ("b", 1.0)], []),
-        ([("a", 0.2), ("b", 0.9), ("c", 0.1), ("d", 0.5)], ["bc", "da"]),
-        ([("a", 0.2), ("b", 0.9), ("c", 0.1)], ["bc"]),
-        ([("a", 1.0), ("b", 1.0), ("c", 0.0), ("d", 1.0)], ["ac"]),
-        ([("a", 0.0), ("b", 1.0), ("c", 0.0), ("d", 1.0)], ["bc", "da"]),
+        *table("labelling", "the_best_is_paired_with_the_worst_as_long_as_it_is_better"),
         ([("a", None), ("b", 1.0), ("c", 0.0)], ["bc"]),
         ([("a", None), ("b", 1.0)], []),
-        ([], []),
     ],
 )
 def test_the_best_is_paired_with_the_worst_as_long_as_it_is_better(

@@ -1,6 +1,5 @@
 """Passes over judged examples: each once a pass, in an order that a number gives back; stopped anywhere, it goes on."""
 
-import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -102,26 +101,6 @@ def trained(folder: Path, made: Learner, stop_after: int | None = None, **settin
 
 def checkpoints(folder: Path) -> list[int]:
     return [number for number, _ in durable.numbered(folder / "checkpoints")]
-
-
-@pytest.mark.parametrize("stop_after", [1, 4, 9])
-def test_a_signal_ends_it_between_two_updates_and_it_goes_on_to_the_same_end(tmp_path: Path, stop_after: int) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    whole.mkdir()
-    cut.mkdir()
-    one = learner(bad=[3, 4])
-    trained(whole, one)
-    trained(cut, learner(bad=[3, 4]), stop_after)
-    assert checkpoints(cut)[-1] == stop_after
-    two = learner(bad=[3, 4])
-    again = trained(cut, two)
-    assert again.environment_before == {"torch": "9"}
-    assert torch.equal(one.sum, two.sum)
-    assert two.batches == one.batches[stop_after:]
-    assert (whole / "metrics.jsonl").read_bytes() == (cut / "metrics.jsonl").read_bytes()
-    lines = [json.loads(line) for line in (cut / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 10))
-    assert [line["reward_model/updates"] for line in lines] == [1, 1, 1, 0, 0, 1, 1, 1, 1]
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_what_followed_is_done_again(tmp_path: Path) -> None:

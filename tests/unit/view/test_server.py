@@ -21,9 +21,9 @@ ASKED = {
     "metrics": {"run": "a"},
     "groups": {"run": "a", "step": 3},
     "group": {"run": "a", "step": 3, "group": 0},
+    "changed": {"run": "a", "step": 3},
     "prompt": {"run": "a", "prompt": 0},
     "flips": {"run": "a", "first": 0, "last": 3},
-    "problem": {"run": "a", "first": 0, "last": 3, "problem": 0},
     "doctor": {"run": "a"},
 }
 ROUTES = ["/", "/view.js", "/view.css", "/nothing", *(f"/api/{question}" for question in ASKED)]
@@ -123,7 +123,7 @@ def test_bad_arguments_are_refused_in_words(client) -> None:
         assert ask(client, "groups", 400, **arguments)["error"]
     ask(client, "group", 404, run="a", step=3, group=9)
     ask(client, "group", 404, run="a", step=1, group=0)
-    ask(client, "problem", 404, run="a", first=0, last=3, problem=9)
+    ask(client, "flips", 404, run="a", first=0, last=3, problem=9)
     ask(client, "flips", 409, run="a", first=0, last=4)
     ask(client, "secrets", 404)
     assert ask(client, "groups", run="a", step=7)["rows"] == []

@@ -311,4 +311,4 @@ class ShardLearner(LocalLearner):
 def _weightless(micro: TrainBatch) -> TrainBatch:
     """Return the micro-batch at weight 0: its gradient is 0."""
     micro = micro.having(token_weights=torch.zeros_like(micro.loss_mask, dtype=torch.float32))
-    return micro if micro.kl_weights is None else micro.having(kl_weights=torch.zeros_like(micro.kl_weights))
+    return micro if micro.apart_weights is None else micro.having(apart_weights=torch.zeros_like(micro.apart_weights))

@@ -106,7 +106,7 @@ def _without_loading(translation: Translation) -> Translation:
 
 def _rows(train: Any, args: GRPOConfig) -> dict[str, Any]:
     if train is None:
-        raise ConfigError("train_dataset: missing; give a data set with a column 'prompt'")
+        raise ConfigError("train_dataset: missing; `train_dataset` is required: a data set with a column 'prompt'")
     if hasattr(train, "__len__"):
         return {"data.kind": "list", "data.rows": train}
     if args.max_steps <= 0:

@@ -6,6 +6,7 @@ trainer.train()
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from oncurve.compat.trl.dialect import DIALECT, TRAINER_KEYS
 from oncurve.compat.trl.overrides import NOT_CALLED, refuse_overrides
 from oncurve.compat.trl.peft_keys import without_adapter
 from oncurve.compat.trl.run_trainer import RunTrainer
+
+log = logging.getLogger(__name__)
 
 
 class GRPOTrainer(RunTrainer):
@@ -62,6 +65,12 @@ class GRPOTrainer(RunTrainer):
         check_one_process()
         args = _checked_args(args, model)
         self.train_dataset = train_dataset
+        if args.importance_sampling_level == "sequence" and args.loss_type in ("bnpo", "dr_grpo", "dapo"):
+            log.warning(
+                "importance_sampling_level='sequence' with loss_type=%r weights each sequence by its completion "
+                "length; loss_type='grpo' does not",
+                args.loss_type,
+            )
         translation = translated(given, args, lambda: self.state, self.reward_processing_classes)
         run = assembled(translation, model, processing_class, args)
         super().__init__(args, translation, run, eval_dataset, callbacks)

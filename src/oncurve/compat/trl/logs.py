@@ -2,7 +2,7 @@
 
 Covered: rewards, lengths and endings from the groups; loss, gradient, KL, entropy and clipping from oncurve's metrics.
 Not covered: `clip_ratio/low_min` and `high_max` where some token is clipped, which are of single completions, and
-`eval_loss`: an evaluation makes no loss.
+`eval_loss` with a KL term or a bonus.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from oncurve.batching import collate
 from oncurve.metrics import METRICS
 from oncurve.run import Run
 from oncurve.trainer import StepResult
-from oncurve.types import Completion, Group, Score
+from oncurve.types import Completion, Group, Score, TokenStats
 
 LogLine = dict[str, float | None]
 
@@ -60,6 +61,22 @@ def group_logs(groups: Sequence[Group]) -> LogLine:
     constant = [float(_is_constant(group.scores)) for group in groups for _ in group.completions]
     logs["frac_reward_zero_std"] = _mean(constant)
     return logs
+
+
+def eval_loss(groups: Sequence[Group], run: Run) -> dict[str, float]:
+    """Return the loss of an evaluation's completions at a ratio of 1.
+
+    Nothing where it has a KL term or a bonus, or a group is of one completion, which has no advantage.
+    """
+    config = run.config
+    alone = any(len(group.completions) < 2 for group in groups)
+    if alone or config.kl.loss_coef or config.regularizer.rewards_entropy:
+        return {}
+    batch = collate(groups)
+    batch = batch.having(old_logprobs=batch.rollout_logprobs)
+    batch = batch.with_advantages(config.advantage(batch)).with_weights(config.loss_weights(batch))
+    assert batch.rollout_logprobs is not None
+    return {"loss": float(config.policy_term(TokenStats(batch.rollout_logprobs), batch).weighted(batch))}
 
 
 def _lengths(completions: Sequence[Completion]) -> dict[str, float]:

@@ -19,6 +19,7 @@ AGGREGATIONS = {
     "dapo": MEAN,
     "cispo": MEAN,
     "sapo": "seq-mean-token-mean",
+    "luspo": "seq-mean-token-sum",
 }
 """The aggregation of each `loss_type`."""
 
@@ -26,7 +27,6 @@ EPS = 1e-4
 """What TRL adds to a standard deviation of rewards."""
 
 MISSING = {
-    "luspo": "LUSPO is not available; its nearest relative is importance_sampling_level='sequence' (GSPO)",
     "vespo": "VESPO is not available; cispo and sapo bound the same weights",
 }
 
@@ -125,22 +125,21 @@ def reference(value: Any, values: Values) -> Made:
 
 
 def _check_bonus(values: Values) -> None:
-    """Raise ConfigError: the bonus would be weighed otherwise than TRL's, the mean over tokens of every loss."""
-    if AGGREGATIONS.get(values["loss_type"], MEAN) != MEAN:
-        same = ", ".join(repr(loss) for loss, kind in AGGREGATIONS.items() if kind == MEAN)
-        raise ConfigError(
-            "TRL's entropy bonus is a mean over tokens with every loss, and here it is weighed as the loss is; choose "
-            f"loss_type {same}, where both are the same, or leave the bonus out; got {values['loss_type']!r}"
-        )
+    """Raise ConfigError: TRL's bonus would leave tokens out."""
     if values["top_entropy_quantile"] < 1:
         raise ConfigError("with top_entropy_quantile below 1 TRL's bonus leaves tokens out, and the one here does not")
 
 
-def bonus(value: Any, values: Values) -> Any:
+def _mean(values: Values) -> Made:
+    """Return the aggregation of the bonus, which is a mean over tokens with every loss."""
+    return {} if AGGREGATIONS.get(values["loss_type"], MEAN) == MEAN else {"entropy.aggregation": MEAN}
+
+
+def bonus(value: Any, values: Values) -> Made:
     """Return the coefficient of the entropy bonus."""
     if value:
         _check_bonus(values)
-    return value
+    return {"entropy.coef": value, **(_mean(values) if value else {})}
 
 
 def adaptive_bonus(value: Any, values: Values) -> Made:
@@ -148,7 +147,7 @@ def adaptive_bonus(value: Any, values: Values) -> Made:
     if not value:
         return {}
     _check_bonus(values)
-    return {"entropy.target": values["entropy_target"], "entropy.step": values["entropy_coef_delta"]}
+    return {"entropy.target": values["entropy_target"], "entropy.step": values["entropy_coef_delta"], **_mean(values)}
 
 
 def off_policy(value: Any, values: Values) -> Any:

@@ -150,7 +150,7 @@ def reward_settings(
     listed = [] if reward_funcs is None else listed
     if (reward_funcs is None or not listed) and not optional:
         raise ConfigError(
-            "reward_funcs: a run needs a reward: a function, a reward model's folder or hub id, or a list"
+            "reward_funcs: No reward source provided; give a function, a reward model's folder or hub id, or a list"
         )
     if weights is not None and len(weights) != len(listed):
         raise ConfigError(f"reward_weights has {len(weights)} weights for {len(listed)} reward_funcs; give as many")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from oncurve.rewards import Format, Overlong, Repetition, cosine_scaled
@@ -94,21 +95,25 @@ def get_cosine_scaled_reward(
     `min_value_wrong` and `max_value_wrong`. None where the solution holds no formula.
     """
     ends = {0.0: (min_value_wrong, max_value_wrong), 1.0: (max_value_correct, min_value_correct)}
+    reward = partial(_cosine_scaled, max_len, ends)  # which can be pickled
+    reward.__name__ = "cosine_scaled_reward"  # type: ignore[attr-defined]
+    return reward
 
-    def cosine_scaled_reward(
-        completions: Completions,
-        solution: Sequence[str],
-        completion_ids: Ids,
-        log_extra: LogExtra | None = None,
-        **kwargs: Any,
-    ) -> list[float | None]:
-        right = accuracy_reward(completions, solution, log_extra)
-        return [
-            None if each is None else cosine_scaled(len(ids), max_len, *ends[each])
-            for each, ids in zip(right, completion_ids, strict=True)
-        ]
 
-    return cosine_scaled_reward
+def _cosine_scaled(
+    max_len: int,
+    ends: Mapping[float, tuple[float, float]],
+    completions: Completions,
+    solution: Sequence[str],
+    completion_ids: Ids,
+    log_extra: LogExtra | None = None,
+    **kwargs: Any,
+) -> list[float | None]:
+    right = accuracy_reward(completions, solution, log_extra)
+    return [
+        None if each is None else cosine_scaled(len(ids), max_len, *ends[each])
+        for each, ids in zip(right, completion_ids, strict=True)
+    ]
 
 
 def _after_reasoning(text: str, ends: Sequence[str]) -> str | None:

@@ -26,7 +26,7 @@ from oncurve.compat.recipe import recipe_of
 from oncurve.compat.trl.arguments import all_rows
 from oncurve.compat.trl.config import KEYS, GRPOConfig
 from oncurve.compat.trl.hooks import Hooks, Logs
-from oncurve.compat.trl.logs import group_logs
+from oncurve.compat.trl.logs import eval_loss, group_logs
 from oncurve.display import Screen, say
 from oncurve.run import (
     Run,
@@ -79,6 +79,20 @@ class RunTrainer(Closing):
         reference = getattr(self.run.learner, "reference", None)
         found = None if reference is None else reference.model.module
         return None if found is self.run.loaded.model.module else found
+
+    @property
+    def entropy_coef(self) -> float:
+        """The coefficient of the entropy bonus, as it is now."""
+        steered = self.run.trainer.state.entropy_coef
+        return self.run.config.entropy.coef if steered is None else steered
+
+    @property
+    def reward_func_names(self) -> list[str]:
+        """The names of the rewards, that of an environment last."""
+        return [reward.name for reward in self.run.rewards.components]
+
+    aux_loss_enabled = False
+    """No load-balancing loss is added."""
 
     @property
     def processing_class(self) -> Any:
@@ -197,7 +211,8 @@ class RunTrainer(Closing):
         logs, groups, sets = dict[str, Any](), list(found.sampled), self._sets()
         for name, rows in sets:
             count = len(groups) if len(sets) == 1 else len(prompts_from(self.run, rows))
-            logs |= {f"{prefix}{name}_{key}": value for key, value in group_logs(groups[:count]).items()}
+            found_here = group_logs(groups[:count]) | eval_loss(groups[:count], self.run)
+            logs |= {f"{prefix}{name}_{key}": value for key, value in found_here.items()}
             groups = groups[count:]
         samples = sum(len(group.completions) for group in found.sampled)
         self._hooks.evaluated = logs | {

@@ -30,6 +30,8 @@ def of_discounted(value: Any, values: Values) -> Any:
 
 
 def scale(scaled: bool, values: Values) -> str | None:
+    if advantage(values) == "gdpo" and not scaled:
+        raise ConfigError("gdpo divides each reward by its standard deviation; leave it out, or set it to True")
     return ("group" if scaled else "none") if advantage(values) in ("grpo", "passk") else None
 
 
@@ -118,6 +120,11 @@ def correction(level: Any, values: Values) -> dict[str, Any]:
     return kind | {"correction.threshold": upper} | ({} if lower is None else {"correction.threshold_lower": lower})
 
 
+def rejection(kind: Any, values: Values) -> None:
+    if kind is not None and values[f"{CORRECTION}.bypass_mode"]:
+        raise ConfigError("with bypass_mode completions would be rejected from update to update; leave it out")
+
+
 def _bounds(threshold: Any) -> tuple[float | None, float]:
     """Return the bounds of a threshold: a number, or `"lower_upper"`. Raises ConfigError."""
     parts = threshold.split("_") if isinstance(threshold, str) else [threshold]
@@ -189,8 +196,11 @@ OF_COMPLETIONS = "seq-mean-token-mean"
 def loss_agg_mode(mode: Any, values: Values) -> dict[str, Any]:
     meaning(mode, dict.fromkeys(AGGREGATIONS))
     if objective(values) not in ("sapo", "gmpo"):
-        return {"aggregation.kind": mode}
-    return {"kl.aggregation": mode} if in_loss(values) and mode != OF_COMPLETIONS else {}
+        return {"aggregation.kind": mode} if is_given(values, f"{ACTOR}.loss_agg_mode") else {}
+    if mode == OF_COMPLETIONS:
+        return {}
+    terms = {"kl": in_loss(values), "entropy": bool(values[f"{ACTOR}.entropy_coeff"])}
+    return {f"{term}.aggregation": mode for term, there in terms.items() if there}
 
 
 def loss_scale_factor(length: float | None, values: Values) -> int | None:
@@ -199,13 +209,3 @@ def loss_scale_factor(length: float | None, values: Values) -> int | None:
     if not math.isfinite(length) or length != int(length):
         raise ConfigError(f"expected a whole number of tokens, got {shown(length)}")
     return int(length)
-
-
-def entropy_coeff(coef: float, values: Values) -> float:
-    mode, loss = values[f"{ACTOR}.loss_agg_mode"], values[f"{ACTOR}.policy_loss.loss_mode"]
-    if coef and objective(values) in ("sapo", "gmpo") and mode != OF_COMPLETIONS:
-        raise ConfigError(
-            f"verl adds the entropy up by loss_agg_mode={mode} and {loss} by {OF_COMPLETIONS}, and here the entropy "
-            f"adds up as the objective does; set {ACTOR}.loss_agg_mode={OF_COMPLETIONS}, or the coefficient to 0"
-        )
-    return coef

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 from oncurve.base.errors import ConfigError, DataError, shown
 from oncurve.compat.dialect import MANY, Values
+from oncurve.compat.verl.algorithm import advantage
 from oncurve.compat.verl.rows import either, local
 from oncurve.compat.verl.run import paths
 from oncurve.data import Files
 
 OLD, NEW = "custom_reward_function", "reward.custom_reward_function"
-MODELS = ("reward_model.model.path", "reward.reward_model.model_path")
+MODELS = ("reward_model.model.path", "reward_model.model_path", "reward.reward_model.model_path")
 SETS = ("reward.reward_kwargs", "reward_model.reward_kwargs")
 BUFFERS = (*(f"{name}.overlong_buffer_cfg" for name in SETS), "reward_model.overlong_buffer")
 A_FUNCTION = f"give a function of yours: {NEW}.path=rewards.py, which defines compute_score"
@@ -129,8 +130,28 @@ def reward_function(_: Any, values: Values) -> dict[str, Any]:
         raise ConfigError("a function next to a reward model would ask verl's server for it; give one of the two")
     package, _, module = found.partition("://")
     file = module if package in ("pkg", "file") else local(found)
+    if advantage(values) == "gdpo":
+        return {MANY: _parts(str(Path(file).absolute()) if file.endswith(".py") else file, values)}
     kwargs = either(values, f"{OLD}.reward_kwargs", f"{NEW}.reward_kwargs")
     return {MANY: [{"kind": "python", "path": f"{file}:{_name(values)}"} | ({"kwargs": kwargs} if kwargs else {})]}
+
+
+def _parts(file: str, values: Values) -> list[dict[str, Any]]:
+    """Return a reward per part of the score. Raises ConfigError: gdpo is not told them, or not as many weights."""
+    names, weights = values["algorithm.gdpo_reward_keys"], values["algorithm.gdpo_reward_weights"]
+    if not names or len(weights or names) != len(names):
+        raise ConfigError("gdpo needs algorithm.gdpo_reward_keys, the parts of the score, and as many weights")
+    path, function = "oncurve.compat.verl.components:part_of_score", f"{file}:{_name(values)}"
+    return [
+        {"kind": "python", "path": path, "name": name, "weight": weight, "kwargs": {"function": function, "part": name}}
+        for name, weight in zip(names, weights or [1.0] * len(names), strict=True)
+    ]
+
+
+def reward_parts(names: Any, values: Values) -> None:
+    """Raise ConfigError: gdpo has no function that returns the parts."""
+    if advantage(values) == "gdpo" and _function(values) is None:
+        raise ConfigError(f"gdpo needs a function that returns them; {A_FUNCTION}")
 
 
 def reward_model(_: Any, values: Values) -> dict[str, Any]:

@@ -90,6 +90,9 @@ IMPOSSIBLE_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "reward_of_no_environment": lambda c: not c.environment.present and any(r.scores_turns for r in c.rewards),
     "weights_always_1": lambda c: corrects(c.correction) and c.learner.old_logprobs == "rollout",
     "corrected_twice": lambda c: corrects(c.correction) and corrects_for_sampler(c.objective),
+    "apart_twice": lambda c: (
+        None not in (c.kl.aggregation, c.entropy.aggregation) and c.kl.aggregation != c.entropy.aggregation
+    ),
 }
 
 INERT_WHERE: dict[str, Callable[[RunConfig], bool]] = {

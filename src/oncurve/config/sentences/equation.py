@@ -22,10 +22,13 @@ def explain(config: RunConfig) -> str:
     coef, target = config.entropy.coef, config.entropy.target
     entropy = f" {'+' if coef > 0 else '-'} {abs(coef):g} H_it" if coef else ""
     entropy = entropy if target is None else " + α H_it"
-    term, legend = f"{sums.term} {{ {objective.term}{kl}{entropy} }}", dict(sums.legend)
-    if config.kl_weights is not None:
-        apart = described(config.kl_weights)
-        term = f"{sums.term} {{ {objective.term}{entropy} }} - {config.kl.coef:g} · {apart.term} KL_it"
+    of_terms = [(kl, config.kl.aggregation), (entropy, config.entropy.aggregation)]
+    within = "".join(each for each, own in of_terms if not own)
+    term, legend = f"{sums.term} {{ {objective.term}{within} }}", dict(sums.legend)
+    if config.apart_weights is not None:
+        apart = described(config.apart_weights)
+        parts = [each.rpartition(" ") for each, own in of_terms if own and each]
+        term += "".join(f"{coefficient} · {apart.term} {letter}" for coefficient, _, letter in parts)
         legend |= apart.legend
     legend |= {**objective.legend, **_advantage(config), "r_i": _rewards(config), **_kl(config)}
     if entropy:

@@ -15,16 +15,14 @@ from pydantic.fields import FieldInfo
 from oncurve.components import Component
 from oncurve.config.sections import SECTIONS
 from oncurve.kl import KL_KINDS
-from oncurve.losses import AGGREGATION_KINDS, KLPenalty
+from oncurve.losses import AGGREGATION_KINDS
 from oncurve.metrics import METRICS
 from oncurve.rewards import REWARD_KINDS
-from oncurve.tracking import TRACKER_KINDS, TrackingSettings
+from oncurve.tracking import TRACKER_KINDS
 
-NAMES_OF: dict[tuple[type[Component], str], Iterable[str]] = {
-    (KLPenalty, "estimator"): KL_KINDS,
-    (KLPenalty, "aggregation"): AGGREGATION_KINDS,
-    (TrackingSettings, "to"): TRACKER_KINDS,
-}
+NAMES_OF: dict[str, Iterable[str]] = {"estimator": KL_KINDS, "aggregation": AGGREGATION_KINDS, "to": TRACKER_KINDS}
+"""The names that a key of type string may have."""
+
 NAMES = {int: "whole number", float: "number", str: "string", bool: "true, false", type(None): "none", Any: "anything"}
 KINDS: dict[str, Mapping[str, type[Component]]] = {name: section.kinds for name, section in SECTIONS.items()} | {
     "rewards": REWARD_KINDS
@@ -67,8 +65,8 @@ def _line(label: str, text: str) -> list[str]:
 def described(cls: type[Component], name: str) -> tuple[str, str, str]:
     """Return the default, the values and the meaning of a field, as Markdown."""
     field = cls.model_fields[name]
-    values = names(NAMES_OF[cls, name]) if (cls, name) in NAMES_OF else _values(field.annotation)
-    if (cls, name) == (TrackingSettings, "to"):
+    values = names(NAMES_OF[name]) if name in NAMES_OF else _values(field.annotation)
+    if name == "to":
         values = f"list of {values}, or classes by path"
     return _default(field), values, meanings(cls)[name]
 

@@ -107,7 +107,7 @@ NOTES: Conditions = {
     "objective_says": lambda c, f: objective_note(c.objective) is not None,
     "other_aggregation": lambda c, f: expected_aggregation(c.objective) not in (None, c.aggregation_kind),
     "gradient_grows": lambda c, f: grows_with_batch(c.aggregation),
-    "kl_grows": lambda c, f: grows_with_batch(c.kl_weights) and not grows_with_batch(c.aggregation),
+    "apart_grows": lambda c, f: grows_with_batch(c.apart_weights) and not grows_with_batch(c.aggregation),
     "schedule_ends_early": lambda c, f: (
         c.learner.target_kl is not None and c.learner.schedule != "constant" and c.updates_per_step > 1
     ),

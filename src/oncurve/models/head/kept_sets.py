@@ -27,10 +27,11 @@ alone, and `exp` takes ten times as long."""
 class KeptSets:
     """The sets of N tokens.
 
-    ids      (m,)         the ids that are listed, token after token. They are in the host's memory.
-    counts   (N,)         the number of ids of each token. They are in the host's memory.
-    lacking  (N, 1) bool  a token's ids are those that are not in its set; None: of no token
-    device                where the logits are, and `lacking`
+    ids      (m,)         the ids that are listed, token after token, in the host's memory
+    counts   (N,)         how many of them each token has, in the host's memory
+    lacking  (N, 1) bool  on the device of the logits: a token's ids are those that are not in its set; None: of no
+                          token
+    device                where the logits are
     """
 
     ids: Tensor
@@ -68,7 +69,7 @@ class KeptSets:
         wide = (blocks[-1][1] - first).clamp(max=width)
         places = tokens[order] * wide + self.ids[order] - first
         sizes: list[int] = block.bincount(minlength=len(blocks)).tolist()
-        return torch.split(sent([places], self.device)[0], sizes)
+        return list(torch.split(sent([places], self.device)[0], sizes))
 
     def leave_out(self, block: Tensor, value: float, places: Tensor) -> Tensor:
         """Write `value` into `block (N, v)` where an id is not in a token's set; `places` are the block's own."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
-import resource
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from oncurve.base.errors import ModelError, suggest
+from oncurve.base.posix import resource
 
 TEMPLATE_SECONDS = 10.0
 """For one prompt, which takes less than a millisecond: a template that takes longer loops."""

@@ -137,7 +137,8 @@ def _limit_memory(limit: int | None) -> None:
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     allowed = taken + limit if hard == resource.RLIM_INFINITY else min(taken + limit, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
+    with contextlib.suppress(OSError, ValueError):  # macOS refuses what is below the memory that it has mapped
+        resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
 
 
 def _answer(function: Callable[[Any], Any], item: Any) -> tuple[str, bool]:

@@ -87,10 +87,10 @@ class Recorder:
         self._ends = list(accumulate(sum(len(each.ids) for each in group.completions) for group in groups))
         self._numbers = {}
 
-    @property
-    def measures(self) -> bool:
-        """Return whether numbers of the tokens are wanted of the step whose writing was begun."""
-        return self._making is not None and self.retention.measures(self._making[0])
+    def measures(self, step: int | None = None) -> bool:
+        """Return whether numbers of a step's tokens are wanted. `step` None: the one whose writing was begun."""
+        step = self._making[0] if step is None and self._making is not None else step
+        return step is not None and self.retention.measures(step)
 
     def tokens(self, numbers: Mapping[str, Tensor]) -> None:
         """Take numbers of the tokens of the groups whose writing was begun, `(N,)` by name, in their order."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from oncurve.base.posix import resource
 from oncurve.machine import contention
 from oncurve.metrics import Metrics
 from oncurve.trainer.protocols import GroupSource

@@ -26,11 +26,10 @@ def recording_tokens(
 
     They reach no loss.
     """
-    measured = recorder is not None and recorder.measures
     for numbers in (before_updates, None, after_updates):
         if numbers is None:
             yield
-        elif measured and recorder is not None:
+        elif recorder is not None and recorder.measures():
             with timer(metrics, "score"):
                 found = numbers(batch, learner)
             groups = collected.groups, collected.usable
@@ -44,9 +43,12 @@ def before_updates(batch: TrainBatch, learner: Learner) -> dict[str, Tensor]:
     entropy   of the next-token distributions
     kl        the k3 estimate of the distance from the reference, where there is one
 
-    The batch is unchanged: what is computed here reaches no loss.
+    A batch with old log-probs and entropy has the learner's own numbers of this policy: nothing is computed again. The
+    batch is unchanged: what is computed here reaches no loss.
     """
-    seen = learner.score(batch.having(old_logprobs=None, entropy=None), frozenset({"old", "entropy"}))
+    seen = batch
+    if batch.old_logprobs is None or batch.entropy is None:
+        seen = learner.score(batch.having(old_logprobs=None, entropy=None), frozenset({"old", "entropy"}))
     found = {"before": seen.old_logprobs, "entropy": seen.entropy}
     if seen.old_logprobs is not None and batch.ref_logprobs is not None:
         found["kl"] = k3(seen.old_logprobs, batch.ref_logprobs)
@@ -55,7 +57,7 @@ def before_updates(batch: TrainBatch, learner: Learner) -> dict[str, Tensor]:
 
 def after_updates(batch: TrainBatch, learner: Learner) -> dict[str, Tensor]:
     """Return the log-probs `(B, T)` of the policy as the updates have left it, as `after`; a learner may have none."""
-    scored = learner.score(batch.having(old_logprobs=None), frozenset({"old"})).old_logprobs
+    scored = learner.score(batch.having(old_logprobs=None, entropy=None), frozenset({"old"})).old_logprobs
     return {} if scored is None else {"after": scored}
 
 

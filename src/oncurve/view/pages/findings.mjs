@@ -48,8 +48,9 @@ function Result({ result }) {
 }
 
 function HeldOut({ run, first, last, problem }) {
-  const { value: results, error } = useAnswer("problem", { run, first, last, problem });
-  if (results === null) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;
+  const { value: found, error } = useAnswer("flips", { run, first, last, problem });
+  const results = found?.results;
+  if (!results) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;
   return html`<h1>Problem ${problem} <span class="dim">held out</span></h1>
     <section aria-label="Prompt"><h2>Prompt</h2><div class="text prompt">${visible(results[0].prompt)}</div>
       ${results[0].answer !== null && html`<dl class="columns"><div><dt>answer</dt><dd class="text">${visible(results[0].answer)}</dd></div></dl>`}</section>

@@ -2,7 +2,7 @@
 import { useEffect, useMemo } from "preact/hooks";
 import { ENDINGS, html, Problem, Select, short, signed, useChoice, useKeys, visible, Waiting } from "./parts.mjs";
 import { go, href, stay, useAnswer, useStamp } from "./store.mjs";
-import { known, MEASURES, pointed, Pointing, Readout, scaleOf, Tokens } from "./tokens.mjs";
+import { known, MEASURES, pointed, Pointing, Readout, scaleOf, Tokens, unpacked } from "./tokens.mjs";
 
 const ORDERS = [["extremes", "best and worst first"], ["best", "best first"], ["sampled", "as sampled"]];
 const LONG = 2000;
@@ -78,8 +78,9 @@ function Completion({ item, completion, largest, view, target }) {
       ${item.valid === false && html` · <span class="cut">not valid: not trained on</span>`}</footer></article>`;
 }
 
+const SIDES = { change: ["raised", "lowered"], advantage: ["above 0", "below 0"], ratio: ["above 1", "below 1"] };
 const Legend = ({ id, scale }) =>
-  id === "none" || !scale ? null : html`<p class="legend tokens"><span class="t up4">stronger</span> <span class="t up1">weaker</span>${" "}${MEASURES[id].two ? html`${id === "ratio" ? "above 1" : "above 0"}; <span class="t down4">stronger</span> <span class="t down1">weaker</span> ${id === "ratio" ? "below 1" : "below 0"}` : id === "probability" ? "the less likely" : "the larger"};
+  id === "none" || !scale ? null : html`<p class="legend tokens"><span class="t up4">stronger</span> <span class="t up1">weaker</span>${" "}${MEASURES[id].two ? html`${SIDES[id][0]}; <span class="t down4">stronger</span> <span class="t down1">weaker</span> ${SIDES[id][1]}` : id === "probability" ? "the less likely" : "the larger"};
     the strongest from ${id === "ratio" ? short(Math.exp(scale)) : id === "probability" ? short(1 - scale) : short(scale)} on</p>`;
 
 export function Group({ run, step, group, completion, token }) {
@@ -89,7 +90,7 @@ export function Group({ run, step, group, completion, token }) {
   const [order, setOrder] = useChoice("order", "extremes");
   const [layout, setLayout] = useChoice("layout", "side");
   const [figures, setFigures] = useChoice("figures", false);
-  const items = found?.completions ?? [];
+  const items = useMemo(() => unpacked(found?.completions ?? []), [found]);
   const measures = useMemo(() => known(items), [found]);
   const id = measures.includes(wanted) ? wanted : measures[0] ?? "none";
   const scale = useMemo(() => scaleOf(items, id), [found, id]);

@@ -1,7 +1,7 @@
 // The groups of a step, and the groups of one prompt over all steps.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Chart } from "./curves.mjs";
-import { html, Problem, short, useChoice, useKeys, visible, Waiting } from "./parts.mjs";
+import { html, Problem, short, signed, useChoice, useKeys, visible, Waiting } from "./parts.mjs";
 import { State, Tabs } from "./runs.mjs";
 import { get, go, href, isCopy, useAnswer, useStamp } from "./store.mjs";
 
@@ -101,6 +101,14 @@ function Table({ of, how, stamp, setSort, target }) {
         })}</div></div></div>`;
 }
 
+// The tokens that a step changed most, each a link to its place.
+function Pushed({ run, step }) {
+  const found = useAnswer("changed", { run, step }).value;
+  if (!found?.length) return null;
+  return html`<ul class="facts pushed" aria-label="Most changed tokens"><li>Changed most:</li>${found.map((each) => html`<li key=${each.link}><a href=${href(run, step, each.group, each.completion, each.token)}>
+    <code>${visible(JSON.stringify(each.piece))}</code> ${short(each.before)} → ${short(each.after)}</a> <b class=${each.change > 0 ? "above" : "below"}>${signed(each.change)}</b></li>`)}</ul>`;
+}
+
 export function Groups({ run, step }) {
   const stamp = useStamp(run);
   const { value: about, error } = useAnswer("run", { run }, {}, stamp);
@@ -135,6 +143,7 @@ export function Groups({ run, step }) {
       onClick=${() => setSort({ sort: "spread", falling: true })}>largest spread</button></div>
       <label class="field grow"><span>Find</span><input type="search" data-filter value=${text} placeholder="text of prompts and completions"
         onInput=${(event) => type(event.currentTarget.value)} /></label></div>
+    <${Pushed} key=${`pushed ${kept[at]}`} run=${run} step=${kept[at]} />
     <${Table} key=${kept[at]} of=${{ run, step: kept[at] }} how=${{ ...sort, only, text }} stamp=${kept.at(-1) === kept[at] ? stamp : ""} setSort=${sorted}
       target=${(row) => href(run, kept[at], row.group)} />`}`;
 }

@@ -70,7 +70,7 @@ async function fromCopy(question, values) {
   const packed = new Blob([bytes(document.getElementById(`copy${place}`).textContent)]);
   return new Response(packed.stream().pipeThrough(new DecompressionStream("gzip"))).json();
 }
-const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+export const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
 // `of` says which thing is asked for, in the order of a copy's keys; `how` sorts and cuts it.
 export async function get(question, of = {}, how = {}) {

@@ -2,11 +2,18 @@
 import { signal } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { html, short, signed, useNear, visible } from "./parts.mjs";
+import { bytes } from "./store.mjs";
 
 const BLOCK = 240; // tokens that are drawn at once, when they come near the window
+const LONG = 2000; // tokens from which blocks are laid out one by one: else each that comes near moves all others
 const LEVELS = 4;
 
-const at = (list, place) => list?.[place] ?? null;
+const at = (list, place) => (Number.isNaN(list?.[place] ?? NaN) ? null : list[place]);
+
+// The completions of an answer, whose numbers of tokens come as the bytes of 32-bit floats.
+const NUMBERS = ["before", "after", "entropy", "kl", "logprobs", "advantages"];
+export const unpacked = (items) => items.map((item) => ({ ...item, ...Object.fromEntries(NUMBERS.filter((name) => item[name])
+  .map((name) => [name, new Float32Array(bytes(item[name]).buffer)])) }));
 const before = (item, place) => at(item.before ?? item.logprobs, place);
 const both = (item, place, of) => {
   const [old, now] = [before(item, place), at(item.after, place)];
@@ -59,14 +66,25 @@ export const pointed = signal(null);
 
 const piece = (item, place) => visible(item.pieces[place]).replace(/^\n+$/, (ends) => "↵".repeat(ends.length) + ends);
 
-function Block({ item, from, to, id, scale, figures, shown }) {
+// The places at which a completion is cut into blocks: of a long one at ends of lines, where there are some.
+function cut(item, from, to) {
+  const found = [];
+  for (let start = from; start < to; start = found.at(-1)[1]) {
+    let end = Math.min(to, start + BLOCK);
+    if (to - from > LONG && end < to) for (let place = end; place > start + BLOCK / 2; place--) if (item.pieces[place - 1].includes("\n")) { end = place; break; }
+    found.push([start, end]);
+  }
+  return found;
+}
+
+function Block({ item, from, to, id, scale, figures, shown, alone }) {
   const [place, near, setNear] = useNear("900px");
   useEffect(() => void (shown && setNear(true)), [shown]);
   // The same nodes as long as nothing changes: where the mouse points, no token is drawn again.
   return useMemo(() => {
     const places = Array.from({ length: to - from }, (_, number) => from + number);
-    if (!near) return html`<span ref=${place}>${places.map((each) => piece(item, each)).join("")}</span>`;
-    return html`<span ref=${place}>${places.map((each) => {
+    if (!near) return html`<span ref=${place} class=${alone ? "alone" : ""}>${places.map((each) => piece(item, each)).join("")}</span>`;
+    return html`<span ref=${place} class=${alone ? "alone" : ""}>${places.map((each) => {
       const kind = item.trained?.[each] === false ? "context" : classOf(item, each, id, scale);
       const value = figures ? MEASURES[id].value(item, each) : null;
       return html`<span class=${`t ${kind}`} data-token=${each}>${piece(item, each)}${value !== null && html`<small>${numberOf(id, value)}</small>`}</span>`;
@@ -76,11 +94,10 @@ function Block({ item, from, to, id, scale, figures, shown }) {
 
 // The tokens from `from` to `to` of a completion.
 export function Tokens({ item, completion, from, to, id, scale, figures }) {
-  const blocks = [];
-  for (let start = from; start < to; start += BLOCK) blocks.push([start, Math.min(to, start + BLOCK)]);
+  const blocks = useMemo(() => cut(item, from, to), [item, from, to]);
   const here = pointed.value?.completion === completion ? pointed.value.token : -1;
   return html`${blocks.map(([start, end]) => html`<${Block} key=${start} item=${item} from=${start} to=${end}
-    id=${id} scale=${scale} figures=${figures} shown=${start <= here && here < end} />`)}`;
+    id=${id} scale=${scale} figures=${figures} alone=${to - from > LONG} shown=${start <= here && here < end} />`)}`;
 }
 
 // Points at tokens by mouse, touch and arrow keys, and marks the one that is looked at.

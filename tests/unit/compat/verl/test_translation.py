@@ -11,11 +11,15 @@ import yaml
 from pyarrow import parquet
 
 from fakes.mutations import accounted, mutations
+from fakes.tiny_policy import random_groups
 from fakes.verl_commands import COMMANDS
+from oncurve.advantages import GDPOAdvantage
 from oncurve.base.errors import ConfigError
+from oncurve.batching import collate
 from oncurve.compat import Translation, config_of, recipe_of
 from oncurve.compat.dialect import Said
 from oncurve.compat.verl import ABOUT, DIALECT, read
+from oncurve.compat.verl.components import part_of_score
 from oncurve.compat.verl.reward import CHECKERS, NO_CHECKER
 from oncurve.compat.verl.table import OPEN
 
@@ -183,7 +187,7 @@ def test_each_word_of_verls_has_a_meaning_that_loads(keys: str, theirs: str, our
 
 @pytest.mark.parametrize(
     "word",
-    [*(f"algorithm.adv_estimator={name}" for name in ("remax", "gpg", "gdpo", "optimal_token_baseline", "grpoo")),
+    [*(f"algorithm.adv_estimator={name}" for name in ("remax", "optimal_token_baseline", "grpoo")),
      *(f"{A}.policy_loss.loss_mode={name}" for name in ("clip_cov", "kl_cov", "dro", "vanila"))],
 )  # fmt: skip
 def test_a_word_without_counterpart_is_refused_by_name(word: str) -> None:
@@ -197,11 +201,38 @@ def test_a_loss_mode_with_a_clip_gets_verls_default(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sapo", "geo_mean"])
-def test_an_entropy_that_adds_up_otherwise_than_in_verl_is_refused(mode: str) -> None:
+def test_kl_and_entropy_add_up_by_loss_agg_mode_whatever_the_policy_term_does(mode: str) -> None:
     words = (*GRPO, f"{A}.policy_loss.loss_mode={mode}", f"{A}.entropy_coeff=0.01")
-    assert "set actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean" in refusal(*words)
-    assert settings(*words, f"{A}.loss_agg_mode=seq-mean-token-mean")["entropy.coef"] == 0.01
-    assert settings(*words[:-1], f"{A}.entropy_coeff=0")["entropy.coef"] == 0
+    given = settings(*words, f"{A}.use_kl_loss=True")
+    assert (given["aggregation.kind"], given["kl.aggregation"]) == ("seq-mean-token-mean", "token-mean")
+    assert (given["entropy.coef"], given["entropy.aggregation"]) == (0.01, "token-mean")
+    config_of(translated(*words, f"{A}.use_kl_loss=True"))
+    for same in (f"{A}.loss_agg_mode=seq-mean-token-mean", f"{A}.entropy_coeff=0"):
+        assert "entropy.aggregation" not in settings(*words, same)
+
+
+def test_gdpo_has_a_reward_for_each_part_of_the_score(tmp_path: Path) -> None:
+    file = tmp_path / "score.py"
+    file.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+                    "    return {'score': 3.0, 'a': len(solution_str), 'b': float(ground_truth)}\n")  # fmt: skip
+    words = ("algorithm.adv_estimator=gdpo", f"{R}.n=4", *SOME, f"custom_reward_function.path={file}")
+    assert "gdpo needs algorithm.gdpo_reward_keys" in refusal(*words)
+    words = (*words, "+algorithm.gdpo_reward_keys=[a,b]", "+algorithm.gdpo_reward_weights=[1,0.5]")
+    config, _ = config_of(translated(*words))
+    assert config.advantage == GDPOAdvantage(scale="tokens")
+    assert [(reward.name, reward.weight) for reward in config.rewards] == [("a", 1.0), ("b", 0.5)]
+    for reward, right in zip(config.rewards, (2, 7.0), strict=True):
+        assert part_of_score("gsm8k", "no", "7", **reward.kwargs) == right
+    assert "gdpo divides each reward" in refusal(*words, "algorithm.norm_adv_by_std_in_grpo=False")
+    assert "gdpo needs a function" in refusal(*[word for word in words if "path=/" not in word])
+
+
+def test_gpg_scales_by_the_share_of_completions_with_a_reward() -> None:
+    config, _ = config_of(
+        translated("algorithm.adv_estimator=gpg", f"{R}.n=4", f"{A}.policy_loss.loss_mode=gpg", *SOME)
+    )
+    batch = collate(random_groups(count=1, rewards=[[1.0, 0.0, 0.0, 2.0]]))
+    assert config.advantage(batch)[:, 0].tolist() == [0.5, -1.5, -1.5, 2.5]  # 4 / 2 times r - 0.75
 
 
 def test_the_sum_of_completions_has_its_length() -> None:
@@ -268,7 +299,8 @@ def test_correction_and_truncated_and_dynamic_sampling() -> None:
     masked = settings(*GRPO, f"{c}.rollout_is=sequence", f"{c}.rollout_is_threshold='0.5_2.0'")
     assert (masked["correction.kind"], masked["correction.threshold_lower"]) == ("masked", 0.5)
     assert settings(*GRPO, *SOME, f"{c}.bypass_mode=True")["learner.old_logprobs"] == "rollout"
-    assert f"{c}.rollout_rs: not available here" in refusal(*GRPO, f"{c}.rollout_rs=token_k1")
+    assert "correction.kind" not in settings(*GRPO, f"{c}.rollout_rs=token_k1")
+    assert "rejected from update to update" in refusal(*GRPO, f"{c}.rollout_rs=token_k1", f"{c}.bypass_mode=True")
     cut = settings(*GRPO, f"{R}.top_p=0.9", f"{R}.top_k=-1", f"{R}.min_p=0.1")
     assert (cut["rollout.top_p"], cut["rollout.top_k"], cut["rollout.min_p"]) == (0.9, 0, 0.1)
     dynamic = settings(*GRPO, "algorithm.filter_groups.enable=True", "algorithm.filter_groups.max_num_gen_batches=0")
