@@ -1,5 +1,6 @@
 """Environments for tests. Workers import this file by its path."""
 
+import asyncio
 import os
 import random
 import subprocess
@@ -112,3 +113,59 @@ class Forgetful(Guess):
     def reply(self, text, calls):
         random.seed()
         return super().reply(text, calls)
+
+
+class Meeting(Guess):
+    """Its coroutines wait for each other: the first reply ends when as many have begun as its row says. The draws of
+    each are its own, whatever the others draw in between.
+    """
+
+    begun = 0
+
+    async def start(self, row, prompt):
+        self.meets, self.sum, self.turns = row["meets"], 0.0, 0
+
+    async def reply(self, text, calls):
+        self.turns += 1
+        Meeting.begun += self.turns == 1
+        first = random.random()
+        while Meeting.begun < self.meets:
+            await asyncio.sleep(0.001)
+        (second,) = await asyncio.gather(self._later())
+        return Reply([{"role": "user", "content": f"{first:.3f} {second:.3f}"}])
+
+    async def _later(self):
+        await asyncio.sleep(0)
+        return random.random()
+
+
+class Late(Episode):
+    """The even rows wait in their first turn until the odd ones have been decoded twice."""
+
+    replies = 0
+
+    async def start(self, row, prompt):
+        self.waits, self.turn = row["number"] % 2 == 0, 0
+
+    async def reply(self, text, calls):
+        self.turn += 1
+        Late.replies += not self.waits and self.turn == 2
+        while self.waits and Late.replies < 3:
+            await asyncio.sleep(0.001)
+        return Reply([{"role": "user", "content": " ."}], done=self.turn == 3)
+
+
+class BrokenLater(Broken):
+    """Fails in the same ways, in coroutines."""
+
+    async def start(self, row, prompt):
+        return super().start(row, prompt)
+
+    async def reply(self, text, calls):
+        await asyncio.sleep(0)
+        if self.how == "hangs" and self.left < self.first:
+            await asyncio.sleep(3600)
+        return super().reply(text, calls)
+
+    async def score(self):
+        return super().score()

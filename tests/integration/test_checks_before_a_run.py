@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
+import oncurve
 from oncurve.base.errors import ConfigError, DataError, TrainingError, UserError
 from oncurve.cli import app
 from oncurve.config import load_config, plan
@@ -336,3 +338,29 @@ def test_the_reward_of_init_reads_plain_answers_and_worked_solutions(test_data: 
         number = solution.partition("#### ")[2]
         assert shipped(f"So it is.\n#### {number}", solution) == shipped(f"#### {number}", number) == 1.0
         assert shipped(f"#### {number}1", solution) == 0.0
+
+
+class Talkative:
+    """An environment whose opening is longer than the model's room."""
+
+    def reset(self, **row):
+        return "1" * 300
+
+    def get_reward(self):
+        return 0.0
+
+
+def test_an_opening_that_is_too_long_is_refused_before_the_first_rollout(tmp_path: Path):
+    with pytest.raises(DataError, match=r"with what the environment says it has 30\d tokens, and \d+ fit"):
+        oncurve.train(
+            model=str(TINY),
+            data=[{"prompt": "1?"}],
+            environment=Talkative,
+            settings={"rollout": {"max_new_tokens": 16}},
+        )
+    (tmp_path / "talk.py").write_text(inspect.getsource(Talkative))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1?", "answer": "2"}\n')
+    said = [*words(tmp_path / "rows.jsonl"), f"environment.kind={tmp_path / 'talk.py'}:Talkative"]
+    (problem,) = check_data_of(*load_config("grpo", said)).problems
+    assert "row 1" in problem or "line 1" in problem
+    assert "with what the environment says" in problem

@@ -1,7 +1,10 @@
 """Whole runs whose episodes are programs: a step trains on all rows of an episode, and two runs are the same."""
 
 import json
+import os
+import random
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,8 @@ import pytest
 import oncurve
 import oncurve.models.tiny
 from fakes import agents
+from fakes.killed_runs import compare, finish, kill_all, start, until_checkpoints
+from oncurve import durable
 from oncurve.base.errors import ConfigError
 from oncurve.config.trust import brought
 
@@ -61,3 +66,35 @@ def test_a_program_that_cannot_work_is_found_before_the_run(model):
 def test_the_command_of_a_folder_from_elsewhere_is_named_before_it_runs():
     said = brought([(("environment", "command"), ["python", "agent.py"]), (("environment", "program"), "agent.py:run")])
     assert said == ['environment.command = ["python", "agent.py"]', "code agent.py:run (environment.program)"]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_with_its_programs_leaves_none_and_goes_on_to_the_same_bits(model, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"{number}", "aside": number % 2}) + "\n" for number in range(12)))
+    words = [
+        f"data.path={rows}",
+        f"model.path={model}",
+        f"environment.program={Path(agents.__file__)}:talk",
+        "environment.processes=2",
+        "data.prompts_per_step=2",
+        "rollout.group_size=2",
+        "rollout.max_new_tokens=40",
+        "rollouts.keep=all",
+        "run.steps=6",
+        "checkpoint.every=1",
+        "checkpoint.keep=100",
+    ]
+    finish("train", "grpo", *words, "--out", str(tmp_path / "whole"))
+    out, chance = tmp_path / "killed", random.Random(3)
+    arguments = ["train", "grpo", *words, "--out", str(out)]
+    for _ in range(int(os.environ.get("ONCURVE_KILLS", "2"))):
+        if (done := len(durable.numbered(out / "checkpoints"))) > 5:
+            break
+        process = start(*arguments)
+        until_checkpoints(process, out, done + 1)
+        time.sleep(chance.random() / 2)
+        kill_all(process)
+        arguments = ["resume", str(out)]
+    finish("resume", str(out))
+    compare(tmp_path / "whole", out, 6)

@@ -5,6 +5,7 @@ be those of the completions without these tokens. Masks have gaps in the middle,
 whole completions of which nothing is trained.
 """
 
+import copy
 import random
 from dataclasses import replace
 from itertools import chain
@@ -19,6 +20,7 @@ from fakes.tiny_policy import VOCABULARY, random_groups, tiny_model
 from oncurve.advantages import GAEAdvantage, GroupAdvantage, ProcessAdvantage
 from oncurve.batching import collate
 from oncurve.kl import KL_KINDS
+from oncurve.learner import CriticConfig
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, PolicyAndApart, Regularizer, ValueLoss
 from oncurve.metrics import Metrics
 from oncurve.models import token_stats
@@ -341,3 +343,34 @@ class FixedHead:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden @ self.weight.t()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_critic_s_gradient_is_that_of_rows_alone_without_the_gaps(seed):
+    """Each row alone, by one plain forward: values before the trained tokens, their returns by a double sum."""
+    learner = CriticConfig(clip=0.0).build(make_learner(kl_coef=0.0, tokens_per_micro_batch=30))
+    head = learner.critic._network.double().head
+    with torch.no_grad():
+        head.weight.copy_(torch.linspace(-0.3, 0.4, head.weight.numel()).view_as(head.weight))
+    batch = learner.score(collate(gappy(seed, steps=True)), frozenset({"values"}))
+    batch = batch.with_advantages(GAEAdvantage(lam=0.9, gamma=0.95)(batch))
+    batch = batch.with_weights(weigher("token-mean")(batch))
+    learner.critic._accumulate(batch, learner.critic.budget.tokens)
+    got = torch.cat([part.flatten() for part in learner.critic.optimizer.gradients().values()]).double()
+
+    network = copy.deepcopy(learner.critic._network)
+    network.zero_grad()
+    loss = torch.zeros((), dtype=torch.float64)
+    for row in range(batch.size):
+        count, prompt = int(batch.lengths[row]), batch.prompts[batch.group_ids[row]]
+        ids = torch.cat([prompt, batch.completion_ids[row, :count]])
+        hidden = network.backbone(ids[None])[0]
+        values = network.head(hidden)[len(prompt) - 1 :, 0]
+        kept = batch.loss_mask[row, :count]
+        weights = batch.token_weights[row, :count]
+        loss = loss + (weights * kept * 0.5 * (values[:-1] - batch.returns[row, :count]) ** 2).sum()
+    loss.backward()
+    wanted = torch.cat([part.grad.flatten() for part in network.parameters() if part.requires_grad])
+    own = sum(part.numel() for part in head.parameters())  # whose gradient is kept in float32, as the head is made
+    assert relative_error(got[:-own], wanted[:-own]) < 1e-10
+    assert relative_error(got[-own:], wanted[-own:]) < 1e-6

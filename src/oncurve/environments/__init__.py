@@ -6,6 +6,7 @@ rows.py       the rows of such completions as they grow, and the loop that decod
 dialogue.py   tokens of an environment's messages.
 host.py       the workers, as the run sees them.
 play.py       the callable of a worker. episode.py is its protocol, tools.py TRL's shape of it, games/ those of others.
+draws.py      its random numbers, and the loop of its coroutines.
 programs.py   episodes that are programs, which call the policy at endpoint.py. program.py runs them in a worker.
 """
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
         Tools as Tools,
         environment_meant as environment_meant,
     )
-    from oncurve.environments.tools import Toolbox as Toolbox, ToolsEpisode as ToolsEpisode, finished as finished
+    from oncurve.environments.tools import Toolbox as Toolbox, ToolsEpisode as ToolsEpisode
     from oncurve.environments.trial import rehearsed as rehearsed
 
 __getattr__, _ = lazily(__name__)  # a worker imports its own side alone

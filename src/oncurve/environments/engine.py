@@ -2,9 +2,9 @@
 
     turn by turn:  the engine continues what is there -> the environment replies -> its reply is context -> ...
 
-The prompts are divided into waves: while one waits for its environments, the next is decoded. Which rows are decoded
-together depends on nothing else, so the same episodes give the same bits. A row's randomness is that of its prompt,
-sample and turn.
+The prompts are divided into waves. A wave is decoded when all its environments have replied, whichever is the first;
+the others wait meanwhile. Which rows are decoded together depends on nothing else, so the same episodes give the same
+bits. A row's randomness is that of its prompt, sample and turn.
 
 Covered: any engine, on workers or not, by earlier weights or not; faults, hangs and deaths of environments.
 Not covered: keys and values of a row are computed again in each turn.
@@ -15,6 +15,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from oncurve.base.closing import Closing
@@ -22,12 +24,13 @@ from oncurve.base.errors import ModelError
 from oncurve.environments.dialogue import Dialogue, kept
 from oncurve.environments.host import Host
 from oncurve.environments.rows import Rollout, Row
-from oncurve.environments.tools import BY_COLUMN
 from oncurve.models import Weights
 from oncurve.processes.pool import Reply
 from oncurve.randomness import episode_seed
 from oncurve.rollout import OnGroup, RolloutEngine, Sampling, count_samples
 from oncurve.types import Completion, Ending, Group, Prompt
+
+_PATIENCE_SECONDS = 1.0  # until it looks whether the workers can still reply
 
 
 class EpisodeEngine(Closing):
@@ -118,20 +121,31 @@ class Replies(Rollout):
 
     def begin(self) -> None:
         """Have all episodes begin."""
+        self._heard: SimpleQueue[None] = SimpleQueue()
         size, most = self._sampling.group_size, self._sampling.max_new_tokens
         for index, prompt in enumerate(self._prompts):
             asked = [dict(each) for each in prompt.messages] if prompt.messages else prompt.text
             for number in range(size):
                 sample = self._firsts[index] + number
-                row = Row(index * size + number, prompt, sample, self._tools_of(prompt), most, most)
+                row = Row(index * size + number, prompt, sample, self._engine.host.tools_of(prompt.columns), most, most)
                 self._rows[index].append(row)
                 self._ask(row, {"act": "start", "row": dict(prompt.columns), "prompt": asked})
 
-    def hear(self, wave: range) -> None:
-        """Take in what the environments of a wave have said."""
-        while waiting := [row for index in wave for row in self._rows[index] if row.pending is not None]:
-            for row in waiting:
-                self._hear(row)
+    def hear(self, waves: Sequence[range]) -> range:
+        """Take in what environments have said, until all of one wave have replied; return that wave."""
+        while True:
+            for row in self._all():
+                while row.pending is not None and row.pending.ready:
+                    self._hear(row)
+            for wave in waves:
+                if all(row.pending is None for index in wave for row in self._rows[index]):
+                    return wave
+            began = time.perf_counter()
+            with suppress(Empty):
+                self._heard.get(timeout=_PATIENCE_SECONDS)
+            while not self._heard.empty():
+                self._heard.get()
+            self._note("environment/wait_seconds", time.perf_counter() - began)
 
     def over(self, index: int) -> bool:
         """Return whether all rows of a group are over."""
@@ -141,14 +155,7 @@ class Replies(Rollout):
         """Cancel what environments are still doing."""
         for row in self._all():
             if row.pending is not None:
-                row.pending.cancel()
-
-    def _tools_of(self, prompt: Prompt) -> Sequence[Any]:
-        tools: Any = self._about["tools"]
-        found: Sequence[Any] = tools
-        if isinstance(tools, Mapping):
-            found = tools.get(str(prompt.columns.get(BY_COLUMN, "")), ())
-        return found
+                row.pending.close()
 
     def answer(self, row: Row, completion: Completion, calls: Sequence[Any], good: Sequence[Any]) -> None:
         """Ask the environment, or end the episode."""
@@ -170,16 +177,14 @@ class Replies(Rollout):
         key = f"{row.number}"
         given = {**item, "key": key, "rollout": self._engine.rollouts, "seed": seed, "keep": self._engine.keep}
         row.log.append((given, None))
-        row.pending = self._engine.host.begin(row.number, given)
+        row.pending = self._engine.host.begin(row.number, given, self._heard)
 
     def _hear(self, row: Row) -> None:
-        """Wait for the reply that a row's environment is making, and act on it."""
-        began, pending = time.perf_counter(), row.pending
-        assert pending is not None
-        reply = pending.result()
-        if reply.fault is None and reply.value == {"lost": True}:
+        """Act on the reply that a row's environment has made."""
+        assert row.pending is not None
+        reply = row.pending.replies()[0]
+        while reply.value == {"lost": True}:
             reply = self._again(row)
-        self._note("environment/wait_seconds", time.perf_counter() - began)
         row.pending, item = None, row.log[-1][0]
         row.log[-1] = (item, reply.value)
         if reply.fault is not None:
@@ -202,12 +207,12 @@ class Replies(Rollout):
         if not self._engine.settings.exact:
             return Reply(None, "died", "its worker has ended, and environment.exact = false: it is not played again")
         for item, before in row.log[:-1]:
-            reply: Reply = self._engine.host.begin(row.number, item).result()
-            if reply.fault is not None:
+            reply: Reply = self._engine.host.begin(row.number, item).replies()[0]
+            if reply.fault is not None or reply.value == {"lost": True}:
                 return reply
             if reply.value != before:
                 return Reply(None, "died", "its worker has ended, and the episode does not go the same way again")
-        last: Reply = self._engine.host.begin(row.number, row.log[-1][0]).result()
+        last: Reply = self._engine.host.begin(row.number, row.log[-1][0]).replies()[0]
         return last
 
     def _answer(self, row: Row, value: Mapping[str, Any], ended: Ending) -> None:

@@ -38,7 +38,8 @@ class Episode:
     """An episode of an environment. An object plays many episodes, one after another, each begun by `start`.
 
     Python's and numpy's global generators are seeded before every call, by the prompt, the sample and the turn; all
-    samples of a group begin with the same seed. An exception leaves the episode out of training.
+    samples of a group begin with the same seed. An exception leaves the episode out of training. Each function may be
+    a coroutine: those of all episodes of a worker run next to each other.
     """
 
     tools: Any = ()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.environments.settings import EnvironmentSettings
-from oncurve.processes.pool import Job, Reply, WorkerPool
+from oncurve.environments.tools import BY_COLUMN
+from oncurve.processes.pool import Reply, WorkerPool
 from oncurve.rewards import Accepts, InProcess
 
 if TYPE_CHECKING:
@@ -19,27 +21,28 @@ if TYPE_CHECKING:
 
 
 class Pending(Protocol):
-    """A reply that is being made."""
+    """A reply that is being made: a pool's job of one item, or such in this process."""
 
-    def result(self) -> Reply:
+    @property
+    def ready(self) -> bool:
+        """Return whether it is there."""
+
+    def replies(self) -> list[Reply]:
         """Wait for it."""
 
-    def cancel(self) -> object:
+    def close(self) -> object:
         """Give it up."""
 
 
-class _InWorker:
-    def __init__(self, pool: WorkerPool, item: Mapping[str, Any], done: SimpleQueue[Any] | None) -> None:
-        self._job: Job = pool.begin(done)
-        self._job.add([item])
+class _Here:
+    def __init__(self, future: Future[list[Reply]], done: SimpleQueue[Any] | None) -> None:
+        self.ready, self.replies, self.close = False, future.result, future.cancel
+        future.add_done_callback(partial(self._told, done))
+
+    def _told(self, done: SimpleQueue[Any] | None, _: object) -> None:
+        self.ready = True
         if done is not None:
-            self._job.expect()
-
-    def result(self) -> Reply:
-        return self._job.replies()[0]
-
-    def cancel(self) -> None:
-        self._job.close()
+            done.put(None)
 
 
 class Host(Closing):
@@ -85,6 +88,12 @@ class Host(Closing):
                 self._thread = ThreadPoolExecutor(1, "oncurve-environment")
         return self._about
 
+    def tools_of(self, row: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the tools that the policy is shown for a row."""
+        tools: Any = self.about()["tools"]
+        found: Sequence[Any] = tools.get(str(row.get(BY_COLUMN, "")), ()) if isinstance(tools, Mapping) else tools
+        return found
+
     def ready(self) -> None:
         """Wait until all workers have loaded their code. Raises ConfigError: one cannot."""
         for pool in self._pools:
@@ -101,12 +110,15 @@ class Host(Closing):
         Raises DataError: the item is not JSON.
         """
         if self._here is not None and self._thread is not None:
-            here = self._here
-            return self._thread.submit(lambda: here.run([item])[0])
+            return _Here(self._thread.submit(self._here.run, [item]), done)
+        job = self._pools[episode % len(self._pools)].begin(done)
         try:
-            return _InWorker(self._pools[episode % len(self._pools)], item, done)
+            job.add([item])
         except TypeError as error:
             raise DataError(f"environment: a column cannot be sent to its worker: {error}") from error
+        if done is not None:
+            job.expect()
+        return job
 
     def run(self, slot: int, line: Line, row: Mapping[str, Any], prompt: Any, seed: int) -> Pending:
         """Begin to run a program for a row in the worker number `slot`. Raises DataError: a column is not JSON."""

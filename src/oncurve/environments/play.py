@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import random
-import sys
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
+from oncurve.environments.draws import Draws, run
 from oncurve.environments.episode import Episode, ToolCall
 
 MOST_CALLS = 64
@@ -15,7 +15,8 @@ MOST_CALLS = 64
 
 
 class Player:
-    """Plays the episodes that `make` makes: one call per item, `player({"act": "start", ...})`.
+    """Plays the episodes that `make` makes: one call per item, `player({"act": "start", ...})`. Where the environment
+    is asynchronous it returns a future, and the coroutines of all episodes run next to each other.
 
     act      start: row, prompt -> said
              reply: text, calls -> messages, reward, done, errors, and what `end` returns where it is done
@@ -41,7 +42,10 @@ class Player:
             self._rollout = item["rollout"]
             self._live.clear()
             for episode in self._shown:
-                self._rest(episode)
+                closed: Any = episode.close()  # type: ignore[func-returns-value]
+                if inspect.isawaitable(closed):
+                    run(_waited(closed), Draws(0)).result()
+            self._free += self._shown
             self._shown.clear()
         if act == "start":
             self._live.pop(key, None)
@@ -49,38 +53,62 @@ class Player:
             self._live[key] = episode
         elif key not in self._live:
             return {"lost": True}
-        episode = self._live[key]
-        seed_all(item["seed"])
+        steps, draws = self._steps(item, self._live[key]), Draws(item["seed"])
+        value: Any = None
         try:
-            if act == "start":
-                return {"said": _said(episode.start(item["row"], item["prompt"]))}
-            if act == "end":
-                return self._ended(key, item["keep"])
-            reply = episode.reply(item["text"], [ToolCall(each["name"], each["arguments"]) for each in item["calls"]])
-            messages = [{**each, "role": str(each["role"]), "content": each["content"]} for each in reply.messages]
-            found = {"messages": messages, "reward": _number(reply.reward), "done": bool(reply.done)}
-            return {**found, "errors": int(reply.errors), **(self._ended(key, item["keep"]) if reply.done else {})}
+            while not inspect.isawaitable(value):
+                with draws:
+                    value = steps.send(value)
+        except StopIteration as end:
+            return end.value
         except BaseException:
             self._live.pop(key, None)  # it may be in any state
             raise
+        later = run(self._rest(steps, value, key), draws)
+        return later.result() if self._here else later
 
-    def _ended(self, key: str, keep: bool) -> dict[str, Any]:
-        episode = self._live[key]
-        found: dict[str, Any] = {"outcome": _number(episode.score()), "environment": None}
+    async def _rest(self, steps: Generator[Any, Any, Any], value: Any, key: str) -> Any:
+        try:
+            while True:
+                value = steps.send(await value if inspect.isawaitable(value) else value)
+        except StopIteration as end:
+            return end.value
+        except BaseException:
+            self._live.pop(key, None)
+            raise
+
+    def _steps(self, item: Mapping[str, Any], episode: Episode) -> Generator[Any, Any, Any]:
+        """Return what the episode says to an item. What the environment returns is yielded, because it may be a
+        coroutine, and its value is sent back.
+        """
+        found: dict[str, Any] = {}
+        if item["act"] == "start":
+            return {"said": _said((yield episode.start(item["row"], item["prompt"])))}
+        if item["act"] == "reply":
+            calls = [ToolCall(each["name"], each["arguments"]) for each in item["calls"]]
+            reply = yield episode.reply(item["text"], calls)
+            messages = [{**each, "role": str(each["role"]), "content": each["content"]} for each in reply.messages]
+            found = {"messages": messages, "reward": _number(reply.reward), "done": bool(reply.done)}
+            found["errors"] = int(reply.errors)
+            if not reply.done:
+                return found
+        keep = item["keep"]
+        found |= {"outcome": _number((yield episode.score())), "environment": None}
         if keep:
             found["environment"] = getattr(episode, "environment", episode)
         if keep and not self._here:
             found["environment"] = base64.b64encode(_pickled(found["environment"])).decode()
-        del self._live[key]
+        del self._live[item["key"]]
         if keep and self._here:
             self._shown.append(episode)
         else:
-            self._rest(episode)
+            yield episode.close()  # type: ignore[func-returns-value]
+            self._free.append(episode)
         return found
 
-    def _rest(self, episode: Episode) -> None:
-        episode.close()
-        self._free.append(episode)
+
+async def _waited(value: Any) -> Any:
+    return await value
 
 
 def _pickled(environment: Any) -> bytes:
@@ -112,11 +140,3 @@ def _said(value: Any) -> Any:
     if isinstance(value, (list, tuple)) and all(isinstance(each, (Mapping, str)) for each in value):
         return [each if isinstance(each, Mapping) else {"type": "text", "text": each} for each in value]
     raise TypeError(f"it begins with a {type(value).__name__} ({value!r:.60}), and not with text or messages")
-
-
-def seed_all(seed: int) -> None:
-    """Seed Python's and numpy's global generators."""
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)

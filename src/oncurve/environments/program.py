@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from oncurve.base.imports import locate
-from oncurve.environments.play import seed_all
+from oncurve.environments.draws import seed_all
 
 MODEL = "policy"
 _LONGEST_LINE = 1 << 16

@@ -96,8 +96,11 @@ class Programs(Rollout):
         ]
         self._engine.host.ready()
 
-    def hear(self, wave: range) -> None:
-        """Let programs run until each has a call that waits, or has ended; others begin in their place."""
+    def hear(self, waves: Sequence[range]) -> range:
+        """Let programs of the first wave run until each has a call that waits, or has ended; others begin in their
+        place.
+        """
+        wave = waves[0]
         began = time.perf_counter()
         programs = [program for program in self._programs if program.index in wave]
         while busy := self._busy(wave, programs):
@@ -107,6 +110,7 @@ class Programs(Rollout):
             for program in programs:
                 self._take_calls(program)
         self._note("environment/wait_seconds", time.perf_counter() - began)
+        return wave
 
     def over(self, index: int) -> bool:
         """Return whether all programs of a group have ended."""
@@ -252,7 +256,7 @@ class Programs(Rollout):
     def _finished(self, program: _Program) -> None:
         """Take the reward of a program that has ended, or its fault."""
         assert program.pending is not None
-        reply = program.pending.result()
+        reply = program.pending.replies()[0]
         if reply.fault is not None and not (program.refused and reply.fault in ("exception", "exit")):
             self._fail(program, f"{reply.fault}: {reply.message.strip().rpartition(chr(10))[2][:300]}")
             return
@@ -278,7 +282,7 @@ class Programs(Rollout):
         """End a program, if it runs, with the rows that have no turn."""
         if program.pending is None or program.line is None:
             return
-        program.pending.cancel()
+        program.pending.close()
         program.pending = None
         for call in [call for made in program.waits for call in made.calls] + program.calls:
             call.refuse(OVER)

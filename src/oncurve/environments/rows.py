@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncurve.base.errors import ModelError
 from oncurve.environments.dialogue import TemplateError
@@ -14,6 +14,9 @@ from oncurve.environments.host import Pending
 from oncurve.environments.play import MOST_CALLS
 from oncurve.rollout import OnGroup, Sampling
 from oncurve.types import Completion, Ending, Group, Prompt, Turn
+
+if TYPE_CHECKING:
+    from oncurve.environments.engine import EpisodeEngine
 
 _TURN = 1 << 40
 """Sample indices of the turns of one sample are so far apart."""
@@ -91,11 +94,11 @@ class Row:
 
 
 class Rollout:
-    """One call of `engine`, an `EpisodeEngine`. A subclass has the replies between the turns of the policy."""
+    """One call of `engine`. A subclass has the replies between the turns of the policy."""
 
     def __init__(
         self,
-        engine: Any,
+        engine: EpisodeEngine,
         prompts: Sequence[Prompt],
         draw: int,
         sampling: Sampling,
@@ -113,8 +116,8 @@ class Rollout:
     def begin(self) -> None:
         """Begin the episodes."""
 
-    def hear(self, wave: range) -> None:
-        """Wait until the next turn of each row of these groups is the policy's, or the row has `ended`."""
+    def hear(self, waves: Sequence[range]) -> range:
+        """Wait until the next turn of each row of one of these waves is the policy's, or the row has `ended`."""
         raise NotImplementedError
 
     def answer(self, row: Row, completion: Completion, calls: Sequence[Any], good: Sequence[Any]) -> None:
@@ -132,9 +135,12 @@ class Rollout:
     def run(self) -> list[Group]:
         """Play all episodes."""
         self.begin()
-        while len(self._groups) < len(self._prompts):
-            for wave in self._waves():
-                self._turn(wave)
+        waves = self._waves()
+        while waves:
+            wave = self.hear(waves)
+            self._turn(wave)
+            waves.remove(wave)
+            waves += [wave] * any(index not in self._groups for index in wave)
         return [self._groups[index] for index in range(len(self._prompts))]
 
     def _waves(self) -> list[range]:
@@ -145,8 +151,7 @@ class Rollout:
         return [row for rows in self._rows for row in rows]
 
     def _turn(self, wave: range) -> None:
-        """Take in what has been said to a wave, and decode its next turn."""
-        self.hear(wave)
+        """Decode the next turn of a wave."""
         for index in wave:
             if index not in self._groups and self.over(index):
                 self._finish(index)

@@ -33,6 +33,7 @@ class NoEnvironment(Component):
     plays: ClassVar[None] = None
     exact: ClassVar[bool] = True
     objects: ClassVar[bool] = False
+    max_turns: ClassVar[int] = 1
 
     def missing(self) -> list[str]:
         """Return nothing."""
@@ -58,7 +59,8 @@ class EnvironmentSettings(WorkerLimits):
     1: all are decoded together, which is faster where environments reply at once."""
 
     processes: int = Field(default=4, ge=1, le=1024)
-    """Worker processes that play episodes, each one call at a time: more for tools that wait."""
+    """Worker processes that play episodes, each one call at a time; coroutines of its episodes overlap. More for tools
+    that wait and are none."""
 
     timeout_seconds: Seconds = 30.0
     """The limit for one reply. A longer one ends its worker and leaves the episode out of training."""
@@ -87,6 +89,11 @@ class EnvironmentSettings(WorkerLimits):
     @property
     def objects(self) -> bool:
         """Return whether there are objects in place of paths."""
+        return False
+
+    @property
+    def in_this_process(self) -> bool:
+        """Return whether its objects cannot be copied to workers."""
         return False
 
     @property
@@ -210,11 +217,12 @@ class Tools(EnvironmentSettings):
         return self.classes is not None or bool(self.functions)
 
     def _pickled(self) -> str | None:
-        """Return the objects as cloudpickle bytes in base64; None: they cannot be copied."""
-        try:
-            return base64.b64encode(cloudpickle.dumps((dict(self._classes), self.functions))).decode()
-        except Exception:  # picklers raise anything
-            return None
+        return _pickled((dict(self._classes), self.functions))
+
+    @property
+    def in_this_process(self) -> bool:
+        """Return whether its objects cannot be copied to workers."""
+        return self.objects and self._pickled() is None
 
     def factory(self, base: Path | None) -> Factory:
         """Return the tools' own factory."""
@@ -224,7 +232,7 @@ class Tools(EnvironmentSettings):
 
     def here(self, copied: bool = True) -> Player | None:
         """Return a player in this process for objects that cannot be copied: it can be neither limited nor killed."""
-        if not self.objects or (copied and self._pickled() is not None):
+        if not (self.in_this_process or (self.objects and not copied)):
             return None
         return player(self._classes, self.functions, self.settings, here=True)
 
@@ -283,12 +291,9 @@ class Endpoint(EnvironmentSettings):
 
     def factory(self, base: Path | None) -> Factory:
         """Return the programs' own factory. Raises ConfigError: the function cannot be copied to a worker."""
-        pickled = None
-        if self.function is not None:
-            try:
-                pickled = base64.b64encode(cloudpickle.dumps(self.function)).decode()
-            except Exception as error:  # picklers raise anything
-                raise ConfigError(f"environment.function: it cannot be copied to a worker: {error}") from error
+        pickled = None if self.function is None else _pickled(self.function)
+        if pickled is None and self.function is not None:
+            raise ConfigError("environment.function: it cannot be copied to a worker; give its path (program)")
         code = {"program": self.program, "command": self.command, "pickled": pickled}
         return "oncurve.environments.program:served", {**code, "base": str(base or Path.cwd())}
 
@@ -296,6 +301,14 @@ class Endpoint(EnvironmentSettings):
         """Return a pool of one worker. It limits a program's memory, and the wait for its calls limits their time."""
         path, settings = self.factory(base)
         return self.pool(path, settings, 1, _LONGEST_PROGRAM_SECONDS)
+
+
+def _pickled(objects: Any) -> str | None:
+    """Return objects as cloudpickle bytes in base64; None: they cannot be copied."""
+    try:
+        return base64.b64encode(cloudpickle.dumps(objects)).decode()
+    except Exception:  # picklers raise anything
+        return None
 
 
 def environment_meant(table: Mapping[str, Any]) -> str | None:

@@ -103,7 +103,7 @@ class ToolsEpisode(Episode):
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
             taken = {each.name for each in parameters}
             given = {name: value for name, value in given.items() if name in taken}
-        return finished(reset(**given))
+        return reset(**given)
 
     def close(self) -> None:
         """Give the environment back for another episode."""
@@ -111,19 +111,10 @@ class ToolsEpisode(Episode):
             self._toolbox.give_back(self._chosen, self.environment)
         self.environment = None
 
-    def reply(self, text: str, calls: Sequence[ToolCall]) -> Reply:
+    def reply(self, text: str, calls: Sequence[ToolCall]) -> Any:
         """Return the results of the calls, in their order; an exception becomes `{"error": ...}`."""
         results = [self._called(call) if number < MOST_CALLS else _TOO_MANY for number, call in enumerate(calls)]
-        waiting = [number for number, result in enumerate(results) if inspect.isawaitable(result)]
-        if waiting:
-            for number, result in zip(waiting, finished(_all(results[each] for each in waiting)), strict=True):
-                results[number] = _error(result) if isinstance(result, Exception) else result
-        errors = sum(isinstance(result, _Failed) for result in results)
-        messages = [
-            {"role": "tool", "name": call.name, "content": result if _has_parts(result) else str(result)}
-            for call, result in zip(calls, results, strict=True)
-        ]
-        return Reply(messages, errors=errors)
+        return _waited(calls, results) if any(map(inspect.isawaitable, results)) else _reply(calls, results)
 
     def _called(self, call: ToolCall) -> Any:
         tool = self._tools.get(call.name)
@@ -134,11 +125,34 @@ class ToolsEpisode(Episode):
         except Exception as error:
             return _error(error)
 
-    def score(self) -> float | None:
+    def score(self) -> Any:
         """Return what `get_reward` returns, or None if there is none."""
         reward = getattr(self.environment, "get_reward", None)
-        value = None if reward is None else finished(reward())
-        return None if value is None else float(value)
+        return None if reward is None else reward()
+
+
+def _reply(calls: Sequence[ToolCall], results: Sequence[Any]) -> Reply:
+    messages = [
+        {"role": "tool", "name": call.name, "content": result if _has_parts(result) else str(result)}
+        for call, result in zip(calls, results, strict=True)
+    ]
+    return Reply(messages, errors=sum(isinstance(result, _Failed) for result in results))
+
+
+async def _waited(calls: Sequence[ToolCall], results: Sequence[Any]) -> Reply:
+    """Wait for the results that are coroutines, all together."""
+    from asyncio import gather  # here: it takes long to import, and few tools need it
+
+    waiting = {number: result for number, result in enumerate(results) if inspect.isawaitable(result)}
+    found = dict(enumerate(results)) | dict(
+        zip(waiting, await gather(*waiting.values(), return_exceptions=True), strict=True)
+    )
+    for number in waiting:
+        if isinstance(found[number], BaseException):
+            if not isinstance(found[number], Exception):
+                raise found[number]
+            found[number] = _error(found[number])
+    return _reply(calls, list(found.values()))
 
 
 def _has_parts(result: Any) -> bool:
@@ -155,26 +169,6 @@ def _error(error: object) -> _Failed:
 
 
 _TOO_MANY = _error(f"more than {MOST_CALLS} calls in one turn: this one was not made")
-
-
-_loops: list[Any] = []
-
-
-def finished(value: Any) -> Any:
-    """Return the result of a coroutine, from the one event loop that lives as long as the environments do."""
-    if not inspect.isawaitable(value):
-        return value
-    import asyncio  # here: it takes long to import, and few tools need it
-
-    if not _loops:
-        _loops.append(asyncio.new_event_loop())
-    return _loops[0].run_until_complete(value)
-
-
-async def _all(results: Any) -> list[Any]:
-    import asyncio
-
-    return list(await asyncio.gather(*results, return_exceptions=True))
 
 
 def player(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from queue import Empty
 from typing import Any
 
@@ -13,18 +13,22 @@ from oncurve.processes.pool import Reply
 MADE_UP = "a made-up turn"
 
 
-def rehearsed(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, str]]:
+def rehearsed(
+    host: Host, row: Mapping[str, Any], prompt: Any, check: Callable[[Any], None] | None = None
+) -> list[tuple[str, str]]:
     """Play one turn for a row; returns (role, text) of all that was said, and of what the environment gave.
 
-    The policy's turn is made up, without a tool call.
+    The policy's turn is made up, without a tool call. `check` is given what the environment says at the start.
 
-    Raises ConfigError: the environment's code cannot be loaded, or fails in the way that is told.
+    Raises ConfigError: the environment's code cannot be loaded, or fails in the way that is told. What `check` raises.
     """
     about = host.about()
     if host.settings.programs:
         return _called(host, row, prompt)
     said = [("prompt", _text(prompt))] if prompt else []
     start = _asked(host, {"act": "start", "row": dict(row), "prompt": prompt})
+    if check is not None:
+        check(start["said"])
     said += [("environment", _text(start["said"]))] if start["said"] else []
     said += [("assistant", MADE_UP)]
     if about["answers"]:
@@ -52,9 +56,9 @@ def _called(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, 
             elif isinstance(event, Call):
                 said += [*((each["role"], each["content"]) for each in event.asked.messages), ("assistant", MADE_UP)]
                 event.settle(200, answered(MADE_UP, (), "eos", 1, 1))
-        reply = pending.result()
+        reply = pending.replies()[0]
     except Empty:
-        pending.cancel()
+        pending.close()
     host.endpoint.shut(line)
     if not said:
         why = "it made no call" if reply.fault is None else f"{reply.fault}: {reply.message.strip()}"
@@ -64,7 +68,7 @@ def _called(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, 
 
 
 def _asked(host: Host, item: dict[str, Any]) -> Mapping[str, Any]:
-    reply = host.begin(0, {**item, "key": "trial", "rollout": 0, "seed": 0, "keep": False}).result()
+    reply = host.begin(0, {**item, "key": "trial", "rollout": 0, "seed": 0, "keep": False}).replies()[0]
     if reply.fault is not None:
         does = {"start": "its start", "reply": "its reply", "end": "its reward"}[item["act"]]
         raise ConfigError(f"environment: {does} failed for the first row ({reply.fault}):\n{reply.message.strip()}")

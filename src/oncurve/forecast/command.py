@@ -162,6 +162,7 @@ def _work(config: RunConfig, lengths: tuple[int, ...]) -> StepWork:
         config.learner.minibatches,
         config.learner.ppo_epochs,
         config.filter.top_entropy < 1 or (not config.stays_at_1 and config.old_logprobs == "recompute"),
+        min(config.environment.max_turns, config.rollout.max_new_tokens),
     )
 
 
@@ -240,11 +241,15 @@ def _on_this_machine(
 
 def _not_counted(config: RunConfig) -> list[str]:
     """Return notes on what neither the seconds nor the bytes have in them."""
-    name, rounds = type(config.learner).__name__, config.filter.max_rounds
+    name, rounds, turns = type(config.learner).__name__, config.filter.max_rounds, config.environment.max_turns
     notes = {
         "what the critic's values and updates take is not in the step time": gives_values(config.critic),
         "what the teacher's scoring takes is not in the step time": teacher_bytes(config, "bfloat16") > 0,
         "what the reward model's training takes between iterations is not in the step time": config.iterative.steps > 0,
+        f"episodes are taken to have {turns} turns (environment.max_turns), each of which computes its row again "
+        "(prefill), and rollout.max_new_tokens tokens with what the environment says": config.environment.present,
+        "how long environments make decoding wait is not known, and not in the step time: environment/wait_seconds of "
+        "a run says it": config.environment.present,
         "reward workers are processes of their own: their memory and time are not counted": bool(config.rewards),
         "the step time is that of one round of sampling; with filter.dynamic_sampling a step may have "
         f"{rounds}": config.filter.dynamic_sampling,

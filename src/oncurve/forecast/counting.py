@@ -71,7 +71,7 @@ def floors(variant: Variant, machine: Machine) -> dict[str, float]:
     decode = sum(decode_step_floor(shape, work, machine, step, per.weight) for step in range(work.completion_tokens))
     scoring, state = scoring_flops(shape, work) / machine.flops, per.weight + per.master + per.moments
     found = {
-        "prefill": prefill_flops(shape, work) / machine.flops,
+        "prefill": prefill_flops(shape, work) * work.prefills / machine.flops,
         "decode": decode,
         "reference": scoring if variant.reference else 0.0,
         "old": scoring if work.old_pass else 0.0,

@@ -169,6 +169,7 @@ class Variant:
         On a GPU each of the rows may be of another prompt.
         """
         prompts = self.rows / self.work.group_size if self.on_cpu else min(self.rows, self.work.prompts)
+        prompts = self.rows if self.work.turns > 1 else prompts  # rows that go on share none
         tokens = prompts * self.work.mean_prompt + self.rows * self.work.completion_tokens
         return self.shape.cache_bytes(self.width) * tokens
 

@@ -100,7 +100,7 @@ def _phases(variant: Variant, sample: StepWork, at: dict[str, float]) -> dict[st
     scored = scoring_flops(shape, work) / scoring_flops(shape, sample)
     rollouts = work.prompts / _one_pass(work).prompts
     return {
-        "prefill": at["prefill"] * rollouts,
+        "prefill": at["prefill"] * rollouts * work.prefills,
         "decode": at["decode_step"] * (work.completion_tokens - 1) * rollouts,
         "reference": at["reference"] * scored,
         "old": at["old"] * scored,

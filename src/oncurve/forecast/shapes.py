@@ -95,6 +95,7 @@ class StepWork:
     micro_tokens        tokens of one forward and backward pass, at most
     minibatches, ppo_epochs   per step `ppo_epochs` passes over the batch, each in `minibatches` updates
     old_pass            whether the old policy's log-probs are computed
+    turns               of an episode, at most; its C tokens are the policy's and the environment's
     """
 
     prompts: int
@@ -106,6 +107,7 @@ class StepWork:
     minibatches: int = 1
     ppo_epochs: int = 1
     old_pass: bool = False
+    turns: int = 1
 
     @property
     def completions(self) -> int:
@@ -116,6 +118,12 @@ class StepWork:
     def mean_prompt(self) -> float:
         """P, on average."""
         return sum(self.prompt_tokens) / len(self.prompt_tokens)
+
+    @property
+    def prefills(self) -> float:
+        """Prefills of a rollout, in those of its prompts: each further turn computes its row again, P + C/2 tokens."""
+        again = self.group_size * (self.mean_prompt + self.completion_tokens / 2) / self.mean_prompt
+        return 1.0 + (self.turns - 1) * again
 
     @property
     def group_tokens(self) -> float:

@@ -22,12 +22,10 @@ from oncurve.data import (
     Prompts,
     Rows,
     distinct_prompts,
-    filled_prompt,
     load_eval_rows,
     load_rows,
-    prompt_columns,
 )
-from oncurve.environments import Host, rehearsed
+from oncurve.environments import Host
 from oncurve.evaluate import Evaluation
 from oncurve.forecast import training_bytes
 from oncurve.learner import Learner
@@ -36,13 +34,21 @@ from oncurve.models import Adapter, LoadedModel, adapted, module_device
 from oncurve.reward_models import Iterations
 from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine, check_token_ids
-from oncurve.run.building import build_engine, build_learner, check_tools, engine_maker, host_of, with_environment
+from oncurve.run.building import (
+    build_engine,
+    build_learner,
+    check_tools,
+    engine_maker,
+    first_episode,
+    host_of,
+    with_environment,
+)
 from oncurve.run.card import write_card
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
 from oncurve.run.evaluating import evaluate_policy, results_by_problem
 from oncurve.run.iterations import LabellingInputs, iterations, step_locator
 from oncurve.run.loop import credit_of, groups_of, trainer_config
-from oncurve.run.row_lengths import fix_reach, opened
+from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer, room_for_prompts
 from oncurve.run.teaching import load_teacher
 from oncurve.run.warm_start import begun_at, demonstrations_of, held_out_loss
 from oncurve.trainer import (
@@ -289,8 +295,10 @@ def assemble(
         if not resumed:
             rewards.announcements += try_rewards(rewards, config.data, rows)
         if host is not None and len(rows) and not resumed:
-            check_tools(config, host, rows, given.model)
-            rehearsed(host, prompt_columns(rows.items[0], config.data), filled_prompt(rows.items[0], config.data))
+            own = given.model
+            read = read_tokenizer(config) if own is None else (own.tokenizer, room_for_prompts(own, config))
+            check_tools(config, host, rows, read[0])
+            first_episode(config, host, rows, *read)
         if given.model is None:
             model, lora = (config.model, config.lora) if start is None else begun_at(config, start)
             loaded = model.build(masters=True, lora=lora, seed=config.run.seed)

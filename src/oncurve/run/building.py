@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import RunConfig
-from oncurve.data import Prompts, Rows
-from oncurve.environments import Dialogue, EpisodeEngine, Host
+from oncurve.data import Prompts, Rows, filled_prompt, prompt_columns
+from oncurve.environments import Dialogue, EpisodeEngine, Host, rehearsed
 from oncurve.learner import Learner, check_learner
 from oncurve.models import LoadedModel
 from oncurve.models.loading import has_template
 from oncurve.rewards import RewardSet
 from oncurve.rollout import RolloutEngine
-from oncurve.run.row_lengths import read_tokenizer
 
 
 def build_learner(
@@ -65,7 +65,26 @@ def host_of(config: RunConfig, base: Path | None) -> Host | None:
     return None if settings is None else Host(settings, base)
 
 
-def check_tools(config: RunConfig, host: Host, rows: Rows, given: LoadedModel | None) -> None:
+def first_episode(config: RunConfig, host: Host, rows: Rows, tokenizer: Any, room: int | None) -> list[tuple[str, str]]:
+    """Play a turn for the first row, without the model; returns (role, text) of all that was said.
+
+    Raises ConfigError. DataError: with what the environment adds the prompt has more tokens than `room`.
+    """
+    row, place = rows.items[0], rows.place(rows.numbers[0])
+
+    def check(said: Any) -> None:
+        prompt = Prompts(rows, config.data, tokenizer)[0]
+        dialogue = Dialogue(tokenizer, (), config.data.chat_template_kwargs)
+        tokens = len(dialogue.opened(prompt, said, host.tools_of(row)).ids)
+        if room is not None and tokens > room:
+            fix = "let it say less, or lower rollout.max_new_tokens"
+            raise DataError(f"{place}: with what the environment says it has {tokens} tokens, and {room} fit; {fix}")
+
+    asked = filled_prompt(row, config.data)
+    return rehearsed(host, prompt_columns(row, config.data), asked, check if tokenizer is not None else None)
+
+
+def check_tools(config: RunConfig, host: Host, rows: Rows, tokenizer: Any) -> None:
     """Refuse tools that the model cannot be shown, and an environment without any reward.
 
     Raises ConfigError. ModelError: the chat template shows no tools. DataError: a row names no environment.
@@ -80,7 +99,6 @@ def check_tools(config: RunConfig, host: Host, rows: Rows, given: LoadedModel | 
             raise DataError(f"{rows.place(number)}: {held}")
     shown = any(tools.values()) if isinstance(tools, Mapping) else tools
     if shown and not host.settings.call_forms:
-        tokenizer = read_tokenizer(config)[0] if given is None else given.tokenizer
         if Prompts(rows, config.data, tokenizer)[0].messages is None:
             raise ConfigError(
                 "environment: its tools are shown to the model by its chat template, and the prompts are no chat; "

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from oncurve import __version__
 from oncurve.base.errors import RunDirectoryError
 from oncurve.base.output import visible
 from oncurve.config import RunConfig, explain, to_tables
@@ -62,7 +62,7 @@ def card(config: RunConfig, run: Path | None) -> str:
     rewards = [", ".join(f"{key} = {_shown(value)}" for key, value in each.items()) for each in tables["rewards"]]
     lines = [
         "---", data.to_yaml(), "---", "", f"# {_inline(name)}", "",
-        f"{_inline(_name(base))}, trained by [oncurve](https://github.com/oncurve/oncurve) {__version__}.", "",
+        f"{_inline(_name(base))}, trained by [oncurve](https://github.com/oncurve/oncurve) {version("oncurve")}.", "",
         *_accuracy(run), "## Objective", "", "```text", explain(config).partition("\n")[0], "```", "",
         "## Reward and data", "", *(f"* `{_inline(each)}`" for each in rewards), *_data(run), "",
         "## Settings", "", "| setting | value |", "|---|---|",

@@ -119,10 +119,16 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("how", [*FAULTS, "prints"])
-def test_a_broken_episode_is_left_out_and_the_others_go_on_as_if_nothing_were(how, capfd):
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *(("Broken", how) for how in [*FAULTS, "prints"]),
+        *(("BrokenLater", how) for how in ("raises", "exits", "dies", "hangs", "score")),
+    ],
+)
+def test_a_broken_episode_is_left_out_and_the_others_go_on_as_if_nothing_were(name, how, capfd):
     rows = [{}, {"how": how}, {}]
-    with engine("Broken", timeout_seconds=2.0, memory_limit_bytes=1 << 30) as playing:
+    with engine(name, timeout_seconds=2.0, memory_limit_bytes=1 << 30) as playing:
         right = playing.generate(prompts([{}, {}, {}]), draw=0)
         groups = playing.generate(prompts(rows), draw=0)
         noted = playing.measured()
@@ -139,6 +145,23 @@ def test_a_broken_episode_is_left_out_and_the_others_go_on_as_if_nothing_were(ho
     assert noted["environment/faults"] == len(faulty)
     assert all(one.ended == "length" for one in broken if one.fault is None)  # its environment was not asked any more
     assert not [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "3600"]]
+
+
+def test_coroutines_of_all_episodes_of_a_worker_run_next_to_each_other_and_have_draws_of_their_own():
+    def played(meets, processes):
+        with engine("Meeting", processes=processes, waves=1, max_turns=2, timeout_seconds=20) as playing:
+            groups = playing.generate(prompts([{"meets": meets}] * 2), draw=0)
+        return [whole(group, one) for group in groups for one in group.completions]
+
+    assert played(2 * SIZE, processes=1) == played(1, processes=2)
+
+
+def test_a_wave_whose_environments_have_replied_is_decoded_before_one_that_waits():
+    rows = [{"number": number} for number in range(2)]
+    with engine("Late", processes=1, waves=2, timeout_seconds=20) as playing:
+        groups = playing.generate(prompts(rows), draw=0)
+    assert {one.ended for group in groups for one in group.completions} <= {"environment", "length"}
+    assert not any(one.fault for group in groups for one in group.completions)
 
 
 @pytest.mark.parametrize("how", ["none", "huge", "no role", "number", "image", "nan", "reward"])

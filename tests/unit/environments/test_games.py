@@ -66,9 +66,9 @@ def test_the_shipped_game_is_won_by_bisection_and_lost_without_a_number():
     assert [reply(ask, text)[1]["reward"] for text in ("9 ", "none", "5")] == pytest.approx([1 / 18, 0, 0.3125])
 
 
-def test_the_shipped_demonstrations_are_streams_of_the_game():
-    largest = 9
-    rows = [json.loads(line) for line in (RECIPES / "demonstrations" / "guess.jsonl").read_text().splitlines()]
+@pytest.mark.parametrize(("name", "largest"), [("guess", 9), ("textarena_guess", 20)])
+def test_shipped_demonstrations_are_streams_of_games(name, largest):
+    rows = [json.loads(line) for line in (RECIPES / "demonstrations" / f"{name}.jsonl").read_text().splitlines()]
     for row in rows:
         assert row["prompt"] == f"1-{largest}: "
         possible = set(range(1, largest + 1))

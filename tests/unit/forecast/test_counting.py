@@ -91,3 +91,13 @@ def test_flops_with_an_adapter_by_hand() -> None:
     assert scoring_flops(adapted, WORK) == scoring_flops(SMALL, WORK) + 2 * 100 * 44
     assert prefill_flops(adapted, WORK) == prefill_flops(SMALL, WORK) + 2 * 100 * 20
     assert floors(Variant(adapted, WORK), Machine("", 1, 1e9, 1e9))["optimizer"] == 100 * (2 * 14 + 4) / 1e9
+
+
+def test_further_turns_compute_their_rows_again_and_share_no_prompt():
+    one = StepWork(prompts=2, group_size=4, completion_tokens=60, prompt_tokens=(10, 30), rows=8)
+    three = replace(one, turns=3)
+    per_turn = 2 * 4 * (20 + 30)  # rows, each of its prompt and half of its completion
+    assert three.prefills * 2 * 20 == pytest.approx(2 * 20 + 2 * per_turn)
+    shape = MODELS["qwen2.5-0.5b"]
+    tokens = [Variant(shape, work, "bfloat16", on_cpu=True).cache / shape.cache_bytes(2) for work in (one, three)]
+    assert tokens == [2 * 20 + 8 * 60, 8 * 20 + 8 * 60]

@@ -20,7 +20,7 @@ from typing import Any
 from oncurve.base.errors import ConfigError
 from oncurve.base.imports import import_file
 from oncurve.config import read_yaml
-from oncurve.environments import Episode, Reply, Toolbox, ToolCall, ToolsEpisode, finished
+from oncurve.environments import Episode, Reply, Toolbox, ToolCall, ToolsEpisode
 
 
 class VerlTools(Episode):
@@ -47,40 +47,41 @@ class VerlTools(Episode):
         self._kwargs: Mapping[str, Any] = {}
         self._instances: dict[str, str] = {}
 
-    def start(self, row: Mapping[str, Any], prompt: Any) -> None:
+    async def start(self, row: Mapping[str, Any], prompt: Any) -> None:  # type: ignore[override]
         """Create an instance of each tool."""
         self._kwargs = (row.get("extra_info") or {}).get("tools_kwargs") or {}
         for name, tool in self._tools.items():
-            created = finished(tool.create(**self._given(name, "create_kwargs")))
+            created = await tool.create(**self._given(name, "create_kwargs"))
             self._instances[name] = created[0] if isinstance(created, tuple) else created
 
-    def reply(self, text: str, calls: Sequence[ToolCall]) -> Reply:
+    async def reply(self, text: str, calls: Sequence[ToolCall]) -> Reply:  # type: ignore[override]
         """Return the results of the calls, in their order, cut to the length that verl allows."""
         messages, errors = [], 0
         for call in calls:
             if call.name in self._tools:
-                result, failed = self._executed(call)
+                result, failed = await self._executed(call)
             else:
                 reply = self._functions.reply(text, [call])
+                reply = await reply if inspect.isawaitable(reply) else reply
                 result, failed = str(reply.messages[0]["content"]), bool(reply.errors)
             messages.append({"role": "tool", "name": call.name, "content": self._cut(result)})
             errors += failed
         return Reply(messages, errors=errors)
 
-    def close(self) -> None:
+    async def close(self) -> None:  # type: ignore[override]
         """Release the instances."""
         for name, tool in self._tools.items():
-            finished(tool.release(self._instances[name], **self._given(name, "release_kwargs")))
+            await tool.release(self._instances[name], **self._given(name, "release_kwargs"))
 
     def _given(self, name: str, what: str) -> Mapping[str, Any]:
         given: Mapping[str, Any] = (self._kwargs.get(name) or {}).get(what) or {}
         return given
 
-    def _executed(self, call: ToolCall) -> tuple[str, bool]:
+    async def _executed(self, call: ToolCall) -> tuple[str, bool]:
         execute: Callable[..., Any] = self._tools[call.name].execute
         try:
             given = self._given(call.name, "execute_kwargs")
-            response, *_ = finished(execute(self._instances[call.name], dict(call.arguments), **given))
+            response, *_ = await execute(self._instances[call.name], dict(call.arguments), **given)
         except Exception as error:
             return f"Error when executing tool: {error}", True
         return str(response if isinstance(response, str) else response.text or ""), False

@@ -98,11 +98,13 @@ def _lengths(config: RunConfig, facts: RunFacts) -> str:
 def _environment(config: RunConfig, facts: RunFacts) -> str:
     settings: Any = config.environment  # there is one
     again = "" if settings.exact else "; it is not exact, so a resumed run does not go on to the same bits"
+    where = _count(settings.processes, "other process", "other processes") + f", at most {settings.timeout_seconds:g} s"
+    if settings.in_this_process:
+        where = "this process, because its objects cannot be copied, without a limit"
     return (
         f"A completion is an episode with {settings.title}: at most {_count(settings.max_turns, 'turn')}, and "
-        f"rollout.max_new_tokens counts what the environment says. It runs in "
-        f"{_count(settings.processes, 'other process', 'other processes')}, at most {settings.timeout_seconds:g} s per "
-        f"reply, while other episodes are decoded{again}."
+        f"rollout.max_new_tokens counts what the environment says. It runs in {where} per reply, while other episodes "
+        f"are decoded{again}."
     )
 
 

@@ -94,8 +94,8 @@ class Dispatcher:
         self._waiting = deque(item for item in self._waiting if item.work is not work)
         self._awaited = [other for other in self._awaited if other is not work]
         for slot, worker in enumerate(self.workers):
-            if any(item.work is work for item in worker.pending):
-                self._give_back(slot, [item for item in worker.pending if item.work is not work])
+            if any(item.work is work for item in worker.unanswered):
+                self._give_back(slot, [item for item in worker.unanswered if item.work is not work])
 
     def _serve(self, processes: int, started: SimpleQueue[None]) -> None:
         try:
@@ -144,7 +144,7 @@ class Dispatcher:
 
     def _turn(self) -> None:
         """Wait for an event, and handle it. A reply that has arrived counts, however late it is read."""
-        deadlines = [worker.deadline for worker in self.workers if worker.watched]
+        deadlines = [worker.next_due[0] for worker in self.workers if worker.watched]
         with selectors.PollSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ, -1)
             for slot, worker in enumerate(self.workers):
@@ -166,18 +166,20 @@ class Dispatcher:
                 self._receive_from(key.data, worker)
         now = time.monotonic()
         for slot, worker in enumerate(self.workers):
-            if worker.watched and now >= worker.deadline and slot not in replied:
+            if worker.watched and now >= worker.next_due[0] and slot not in replied:
+                number = worker.next_due[1]
                 if not worker.ready:
                     raise ConfigError(
                         f"a worker did not start within {self._start.timeout_seconds:g} seconds "
                         "(start_timeout_seconds): importing its file takes longer, or does not end"
                     )
-                late = f"no answer within {worker.pending[0].work.timeout_seconds:g} seconds (timeout_seconds)"
-                if worker.importing:
+                item = worker.pending[0] if number is None else worker.later[number][0]
+                late = f"no answer within {item.work.timeout_seconds:g} seconds (timeout_seconds)"
+                if worker.importing and number is None:
                     late = (
                         f"its imports took longer than {self._start.timeout_seconds:g} seconds (start_timeout_seconds)"
                     )
-                self._fail_item(slot, Reply(None, "timeout", late))
+                self._fail_item(slot, Reply(None, "timeout", late), number)
 
     def _receive_from(self, slot: int, worker: PoolWorker) -> None:
         alive = worker.receive()
@@ -187,8 +189,8 @@ class Dispatcher:
         self._killed_while_loading = self._killed_while_loading and not worker.ready
         self._idle_deaths = 0 if worker.answered else self._idle_deaths
         if worker.spent:
-            self._give_back(slot, list(worker.pending))  # its memory would count against the next item
-        elif not alive and worker.ready and not (worker.pending and worker.began):
+            self._give_back(slot, worker.unanswered)  # its memory would count against the next item
+        elif not alive and worker.ready and not (worker.later or (worker.pending and worker.began)):
             self._died_idle(slot, worker)
         elif not alive:
             self._died(slot, worker)
@@ -216,19 +218,23 @@ class Dispatcher:
             self._replace(slot)
             return
         self._idle_deaths = 0
-        item = worker.pending[0]
+        if len(worker.later) > 1 and not (worker.pending and worker.began):
+            self._give_back(slot, worker.unanswered)  # any of them may have ended it: it will, when it is alone
+            return
+        number = None if worker.pending and worker.began else next(iter(worker.later))
+        item = worker.pending[0] if number is None else worker.later[number][0]
         item.kills += worker.killed_by_others
         if item.kills == 1 and worker.killed_by_others:
-            self._give_back(slot, list(worker.pending))
+            self._give_back(slot, worker.unanswered)
         else:
             twice = ", for the second time at this item" if item.kills == 2 and worker.killed_by_others else ""
-            self._fail_item(slot, Reply(None, "died", message + twice))
+            self._fail_item(slot, Reply(None, "died", message + twice), number)
 
-    def _fail_item(self, slot: int, reply: Reply) -> None:
-        """The item that a worker was computing gets `reply`; its other items go to others."""
+    def _fail_item(self, slot: int, reply: Reply, later: int | None = None) -> None:
+        """The item that a worker was computing gets `reply`, or one of its `later`; its other items go to others."""
         worker = self.workers[slot]
-        worker.settle(reply)
-        self._give_back(slot, list(worker.pending))
+        worker.settle(reply, later)
+        self._give_back(slot, worker.unanswered)
 
     def _give_back(self, slot: int, items: list[PoolItem]) -> None:
         self._waiting.extendleft(reversed(items))

@@ -154,6 +154,11 @@ class Job(Closing):
         self.overlapped_seconds = self._work.early_seconds
         return [self._work.replies[index] for index in range(self._work.given)]
 
+    @property
+    def ready(self) -> bool:
+        """Return whether `replies` would not wait."""
+        return self._work.complete or not self._dispatcher.alive
+
     def close(self) -> None:
         """Cancel the items without a reply. After `replies`, and a second time, nothing happens."""
         if not self._over and self._pool._close.alive:

@@ -8,6 +8,8 @@ it before anything is loaded. The kernel signals the supervisor when the parent 
 whatever the worker does (also in C code that never releases the interpreter lock). Orphans of the worker become the
 supervisor's children, so it ends every process that user code started, in any process group or session. It ends in the
 same way as the worker.
+
+A callable may return a future: then the worker goes on with the next item, and answers this one when it is done.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn
@@ -28,6 +31,7 @@ from typing import Any, NoReturn
 from oncurve.processes.causes import kind_of_fault, last_words
 from oncurve.processes.spawn import END, WATCHED, adopt_orphans, end_with, exit_as, supervise, unblock
 
+_sending = threading.Lock()
 LARGEST_REPLY_BYTES = 16 << 20  # a reply is a few numbers; a larger one is a mistake that would fill memory
 
 
@@ -70,7 +74,10 @@ def _work(request: int, reply: int) -> NoReturn:
             answer, spent = _answer(function, item)
             if os.getpid() != process:
                 os._exit(0)  # a child that user code forked and that returned must not answer
-            _send(reply, f'{{"secret": "{secret}", "number": {number}, {answer[1:]}')
+            begin = f'{{"secret": "{secret}", "number": {number}, '
+            _send(reply, begin + (answer[1:] if isinstance(answer, str) else '"later": true}'))
+            if not isinstance(answer, str):
+                answer.add_done_callback(partial(_send_result, reply, process, begin))
             number += 1
             if spent:
                 requests.get()  # the parent replaces this worker when it reads that reply
@@ -141,12 +148,22 @@ def _limit_memory(limit: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
 
 
-def _answer(function: Callable[[Any], Any], item: Any) -> tuple[str, bool]:
-    """Return the JSON object that answers `item`; whether memory ran out, so that the worker is of no more use."""
+def _send_result(reply: int, process: int, begin: str, future: Any) -> None:
+    if os.getpid() != process:
+        os._exit(0)
+    _send(reply, begin + str(_answer(lambda _: future.result(), None)[0])[1:])
+
+
+def _answer(function: Callable[[Any], Any], item: Any) -> tuple[Any, bool]:
+    """Return the JSON object that answers `item`, or the future that will have the value; whether memory ran out, so
+    that the worker is of no more use.
+    """
     try:
         value = function(item)
     except BaseException as error:  # user code may raise anything; none of it may end the worker
         return _fault(kind_of_fault(error), error), isinstance(error, MemoryError)
+    if hasattr(value, "add_done_callback"):
+        return value, False
     try:
         line = json.dumps({"value": value}, default=plain)
     except BaseException as error:
@@ -170,7 +187,8 @@ def plain(value: Any) -> Any:
 def _send(reply: int, line: str) -> None:
     data = line.encode() + b"\n"
     try:
-        while data:
-            data = data[os.write(reply, data) :]
+        with _sending:
+            while data:
+                data = data[os.write(reply, data) :]
     except BrokenPipeError:  # the pool is closed
         os._exit(0)

@@ -114,6 +114,8 @@ class PoolWorker:
         self.outgoing = bytearray(json.dumps({**start.message, "secret": self._secret}).encode() + b"\n")
         self.partial = b""
         self.pending: deque[PoolItem] = deque()
+        self.later: dict[int, tuple[PoolItem, float]] = {}
+        """Items whose future has not ended, with their deadlines, by their numbers."""
         self.answered = 0
         self.since = time.monotonic()  # when it began the first of `pending`
         self.deadline = self.since + start.timeout_seconds
@@ -131,7 +133,19 @@ class PoolWorker:
     @property
     def watched(self) -> bool:
         """Return whether its deadline counts: it is loading, or at an item."""
-        return not self.killed and (bool(self.pending) or not self.ready)
+        return not self.killed and (bool(self.pending or self.later) or not self.ready)
+
+    @property
+    def unanswered(self) -> list[PoolItem]:
+        """Return all items without a reply."""
+        return [*(item for item, _ in self.later.values()), *self.pending]
+
+    @property
+    def next_due(self) -> tuple[float, int | None]:
+        """Return the deadline that is next, and the number of its item among those of `later`."""
+        first = [(self.deadline, -1)] if self.pending or not self.ready else []
+        due, number = min([*first, *((due, number) for number, (_, due) in self.later.items())])
+        return due, None if number < 0 else number
 
     def give(self, items: list[PoolItem]) -> None:
         """Send items in one message."""
@@ -182,21 +196,32 @@ class PoolWorker:
             self._import(line_read["importing"] is True)
             return True
         number, fault, message = line_read.get("number"), line_read.get("fault"), line_read.get("message", "")
-        if type(number) is not int or number != self.answered or not self.pending:
+        if type(number) is not int:
+            return False
+        if number not in self.later and (number != self.answered or not self.pending):
             return False
         if not (fault is None or isinstance(fault, str)) or not isinstance(message, str):
             return False
         self.spent = self.spent or fault == "memory"
-        self.settle(Reply(line_read.get("value"), fault, message))
+        if line_read.get("later") is True and number not in self.later:
+            self.later[number] = (self.pending[0], self.deadline)
+            self._next()
+        else:
+            self.settle(Reply(line_read.get("value"), fault, message), number if number in self.later else None)
         return True
 
-    def settle(self, reply: Reply) -> None:
-        """The first pending item has its reply; the next one begins."""
+    def settle(self, reply: Reply, later: int | None = None) -> None:
+        """Give the first pending item its reply, or that of `later` with this number."""
+        item = self._next() if later is None else self.later.pop(later)[0]
+        item.work.replies[item.index] = reply
+
+    def _next(self) -> PoolItem:
+        """Return the first pending item, which is pending no more; the next one begins."""
         item = self.pending.popleft()
         self.answered += 1
-        item.work.replies[item.index] = reply
         item.work.busy_seconds += time.monotonic() - self.since
         self._begin()
+        return item
 
     def _begin(self) -> None:
         self.since = time.monotonic()

@@ -16,15 +16,13 @@ from oncurve.data import (
     Prompts,
     Rows,
     distinct_prompts,
-    filled_prompt,
     load_eval_rows,
     load_rows,
     open_prompts,
     prompt_columns,
 )
-from oncurve.environments import rehearsed
 from oncurve.rewards import RewardSet, Trial
-from oncurve.run.building import host_of
+from oncurve.run.building import first_episode, host_of
 from oncurve.run.row_lengths import read_tokenizer
 
 SHOWN = 3
@@ -154,7 +152,6 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
     rows, held_out = load_rows(config.data, base), load_eval_rows(config.data, base)
     problems, warnings = list[str](), list[str]()
     rewards = _rewards(config, base, rows, held_out, problems, warnings)
-    episode = _episode(config, base, rows, problems)
     facts = RunFacts(
         rows=len(rows),
         distinct=distinct_prompts(rows, config.data),
@@ -162,6 +159,7 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
     )
     warnings += notes_on(config, facts, DATA_NOTES)
     tokenizer, room = read_tokenizer(config) if config.model.path else (None, None)
+    episode = _episode(config, base, rows, problems, tokenizer, room)
     notes = () if config.model.path else (NO_MODEL,)
     some = rows.first(GENERATED) if rows.generated else rows
     prompts = {"training": some, "held out": held_out.first(GENERATED) if held_out.generated else held_out}
@@ -190,15 +188,16 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
     )
 
 
-def _episode(config: RunConfig, base: Path, rows: Rows, problems: list[str]) -> list[tuple[str, str]]:
+def _episode(
+    config: RunConfig, base: Path, rows: Rows, problems: list[str], tokenizer: Any, room: int | None
+) -> list[tuple[str, str]]:
     """Return what is said in an episode of the first row; none without an environment, or where it fails."""
     host = host_of(config, base)
     if host is None or not len(rows):
         return []
     with host:
         try:
-            row = rows.items[0]
-            return rehearsed(host, prompt_columns(row, config.data), filled_prompt(row, config.data))
+            return first_episode(config, host, rows, tokenizer, room)
         except UserError as error:
             problems.append(str(error))
             return []
