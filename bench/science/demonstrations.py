@@ -1,4 +1,4 @@
-"""What do n demonstrations give, before and after GRPO? The task is countdown with three numbers."""
+"""Accuracy after n demonstrations, before and after GRPO. The task is countdown with three numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What does the division by a group's standard deviation weigh? In closed form, by sampled groups, and in training.
+"""The weight that the division by a group's standard deviation gives to a pass rate: exactly, sampled, and in training.
 
 With a right-or-wrong reward, pass rate p and G completions, the mean of advantage times score is f(p) ∇p. The scores of
-right and wrong completions have the means ∇p/p and -∇p/(1-p), so with m the share of right ones in a group
+right and wrong completions have the means ∇p/p and -∇p/(1-p). With m the share of right ones in a group,
 
     f(p) = E[m (1-m) / s] / (p (1-p))      s = 1 without the division, sqrt(m (1-m) G/(G-1)) with it, m ~ Bin(G, p)/G
 """

@@ -1,4 +1,4 @@
-"""Do wrong answers grow longer where each is divided by its own length, and with Dr. GRPO's constant not?"""
+"""Lengths of wrong answers where each is divided by its own length, and by Dr. GRPO's constant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same learning run in oncurve and TRL, at an equal budget: as long as TRL's, in steps. Needs TRL."""
+"""One learning run in oncurve and TRL, at an equal budget: as long as TRL's, in steps. Needs TRL."""
 
 from __future__ import annotations
 

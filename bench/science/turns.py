@@ -1,4 +1,4 @@
-"""Credit for each turn against one advantage for the whole episode, on the recipe guess."""
+"""Credit for each turn, and one advantage for the whole episode, on the recipe guess."""
 
 from __future__ import annotations
 

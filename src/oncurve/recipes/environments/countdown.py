@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Countdown:
-    """One problem, "3 5 7 = 26": a right expression, such as 3*7+5, is worth 1, and everything else 0."""
+    """Problems like "3 5 7 = 26": a right expression, such as 3*7+5, is worth 1, and everything else 0."""
 
     def __init__(self, count: int = 3, largest: int = 9) -> None:
         self.count, self.largest = count, largest
