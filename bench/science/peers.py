@@ -1,4 +1,4 @@
-"""One learning run in oncurve and TRL, at an equal budget: as long as TRL's, in steps. Needs TRL."""
+"""A learning run in oncurve and TRL, at an equal number of steps. Needs TRL."""
 
 from __future__ import annotations
 
