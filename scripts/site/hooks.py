@@ -1,4 +1,4 @@
-"""What `mkdocs build` adds to the pages in docs/: reference pages made from the code, source files, equations.
+"""Hooks of `mkdocs build`: reference pages made from the code, pages of source files, equations.
 
 * index.md is the README. configuration.md, metrics.md, coming-from.md and api.md are made here, and stand in no folder.
 * A link out of docs/, such as `../src/oncurve/kl.py`, leads to a page with that file.

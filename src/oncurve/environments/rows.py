@@ -6,17 +6,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from oncurve.base.errors import ModelError
-from oncurve.environments.dialogue import TemplateError
-from oncurve.environments.host import Pending
+from oncurve.environments.dialogue import Dialogue, TemplateError
+from oncurve.environments.host import Host, Pending
 from oncurve.environments.play import MOST_CALLS
-from oncurve.rollout import OnGroup, Sampling
+from oncurve.environments.settings import EnvironmentSettings
+from oncurve.rollout import OnGroup, RolloutEngine, Sampling
 from oncurve.types import Completion, Ending, Group, Prompt, Turn
-
-if TYPE_CHECKING:
-    from oncurve.environments.engine import EpisodeEngine
 
 _TURN = 1 << 40
 """Sample indices of the turns of one sample are so far apart."""
@@ -93,12 +91,25 @@ class Row:
             self.turns[at] = replace(self.turns[at], reward=float(value))
 
 
+class Episodes(Protocol):
+    """The engine that a rollout is a call of, as it sees it."""
+
+    inner: RolloutEngine
+    host: Host
+    dialogue: Dialogue
+    settings: EnvironmentSettings
+    seed: int
+    rollouts: int
+    keep: bool
+    warned: set[str]
+
+
 class Rollout:
     """One call of `engine`. A subclass has the replies between the turns of the policy."""
 
     def __init__(
         self,
-        engine: EpisodeEngine,
+        engine: Episodes,
         prompts: Sequence[Prompt],
         draw: int,
         sampling: Sampling,

@@ -1,4 +1,4 @@
-"""What verl computes and oncurve has no kind of: a GPG advantage, and one reward of several in a returned dict."""
+"""Computations of verl that are no kind of oncurve: GPG's advantage, and one reward of several in a returned dict."""
 
 from __future__ import annotations
 

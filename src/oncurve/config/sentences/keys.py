@@ -1,4 +1,4 @@
-"""One key of a recipe in words: its default, the values that it takes, and its meaning."""
+"""Sentences on one key of a recipe: its default, the values that it takes, and its meaning."""
 
 from __future__ import annotations
 

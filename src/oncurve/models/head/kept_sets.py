@@ -25,13 +25,11 @@ alone, and `exp` takes ten times as long."""
 
 @dataclass(frozen=True)
 class KeptSets:
-    """The sets of N tokens.
+    """The sets of N tokens; `device` is that of the logits.
 
-    ids      (m,)         the ids that are listed, token after token, in the host's memory
-    counts   (N,)         how many of them each token has, in the host's memory
-    lacking  (N, 1) bool  on the device of the logits: a token's ids are those that are not in its set; None: of no
-                          token
-    device                where the logits are
+    ids      (m,)         the ids that are listed, token after token, in the host's memory.
+    counts   (N,)         how many of them each token has, in the host's memory.
+    lacking  (N, 1) bool  whether a token's ids are those outside of its set, on `device`; None: no token's are.
     """
 
     ids: Tensor

@@ -231,7 +231,7 @@ class Dispatcher:
             self._fail_item(slot, Reply(None, "died", message + twice), number)
 
     def _fail_item(self, slot: int, reply: Reply, later: int | None = None) -> None:
-        """The item that a worker was computing gets `reply`, or one of its `later`; its other items go to others."""
+        """Give `reply` to the item that a worker was computing, or to one of its `later`, the others elsewhere."""
         worker = self.workers[slot]
         worker.settle(reply, later)
         self._give_back(slot, worker.unanswered)

@@ -1,4 +1,4 @@
-"""What a model of 361,088 parameters reads and writes of TextArena's GuessTheNumber, whose texts are long for it."""
+"""The texts of TextArena's GuessTheNumber, which are long, as a model of 361,088 parameters reads and writes them."""
 
 from collections.abc import Mapping
 from typing import Any
