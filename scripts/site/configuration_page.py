@@ -8,7 +8,7 @@ from oncurve.components import Component, rules_of
 from oncurve.config.layers import PRESETS
 from oncurve.config.rules.combinations import IMPOSSIBLE, INERT
 from oncurve.config.sections import SECTIONS, RunConfig
-from oncurve.config.sentences.keys import described, names
+from oncurve.config.sentences.keys import key_facts, names
 from oncurve.rewards import REWARD_KINDS, RewardSettings
 
 INTRODUCTION = """\
@@ -121,7 +121,7 @@ def _table(cls: type[Component]) -> str:
 def _rows(cls: type[Component], fields: list[str]) -> str:
     lines = ["| key | default | values | meaning |", "|---|---|---|---|"]
     for name in fields:
-        cells = (f"`{name}`", *described(cls, name))
+        cells = (f"`{name}`", *key_facts(cls, name))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -54,7 +54,7 @@ def explain_key(key: str) -> str | None:
 
 def _lines(key: str, cls: type[Component], name: str) -> Iterator[str]:
     yield key
-    for label, text in zip(("default", "values", "meaning"), described(cls, name), strict=True):
+    for label, text in zip(("default", "values", "meaning"), key_facts(cls, name), strict=True):
         yield from _line(label, text)
 
 
@@ -62,7 +62,7 @@ def _line(label: str, text: str) -> list[str]:
     return textwrap.wrap(text, 112, initial_indent=f"  {label:<9}", subsequent_indent=" " * 11)
 
 
-def described(cls: type[Component], name: str) -> tuple[str, str, str]:
+def key_facts(cls: type[Component], name: str) -> tuple[str, str, str]:
     """Return the default, the values and the meaning of a field, as Markdown."""
     field = cls.model_fields[name]
     values = names(NAMES_OF[name]) if name in NAMES_OF else _values(field.annotation)
