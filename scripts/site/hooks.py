@@ -1,6 +1,7 @@
 """Hooks of `mkdocs build`: reference pages made from the code, pages of source files, equations.
 
 * index.md is the README. configuration.md, metrics.md, coming-from.md and api.md are made here, and stand in no folder.
+* llms.txt names the pages.
 * A link out of docs/, such as `../src/oncurve/kl.py`, leads to a page with that file.
 * Blocks of LaTeX (```math) become MathML, which browsers draw without a script.
 """
@@ -48,6 +49,7 @@ def on_files(files: Files, config: Any) -> Files:
             if name is not None and name.startswith("source/") and files.get_file_from_path(name) is None:
                 unread.append(File.generated(config, name, content=source(name[7:-3])))
                 files.append(unread[-1])
+    files.append(File.generated(config, "llms.txt", content=overview(files)))
     return files
 
 
@@ -92,6 +94,17 @@ def source(path: str) -> str:
     if found.is_dir():
         return title + "\n".join(f"* `{each.name}`" for each in sorted(found.iterdir()) if each.name[0] not in "._")
     return f"{title}````{found.suffix[1:] or 'text'}\n{found.read_text(encoding='utf-8')}\n````\n"
+
+
+def overview(files: Files) -> str:
+    """Return llms.txt: what the project is, and a line per page, for programs that read the site."""
+    lines = ["# oncurve", "", "> Train language models with GRPO, with maths that is checked. The commands explain"]
+    lines += ["> themselves: `oncurve --help`, `oncurve config explain SECTION.KEY`.", "", "## Pages", ""]
+    for page in files.documentation_pages():
+        if not page.src_uri.startswith(("source/", "decisions/")):
+            title = next(line for line in page.content_string.splitlines() if line.startswith("# "))
+            lines.append(f"- [{title[2:]}]({page.url})")
+    return "\n".join(lines) + "\n"
 
 
 def decisions() -> str:

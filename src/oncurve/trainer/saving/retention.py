@@ -27,7 +27,7 @@ class RolloutsSettings(Component):
 
     tokens_every: Annotated[int, Field(ge=0)] = 10
     """Step 1 and every so many steps, if their groups stay, record each token's log-prob before and after the updates,
-    its entropy and KL; 0: none does. Costs two forward passes, and changes no bit of the training."""
+    its entropy and KL; 0: none does. Costs one forward pass or two, and changes no bit of the training."""
 
     def measures(self, step: int) -> bool:
         """Return whether the tokens of `step` are measured: its groups stay when the next step ends, too."""
