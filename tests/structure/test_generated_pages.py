@@ -2,7 +2,10 @@
 
 import re
 
+import pytest
+
 from fakes.scripts import script
+from oncurve.base.errors import ConfigError
 from oncurve.config import RUN, explain_key
 from oncurve.metrics import METRICS
 from oncurve.rewards import REWARD_KINDS
@@ -26,4 +29,6 @@ def test_every_key_is_on_its_page_and_is_explained() -> None:
             assert re.search(rf"^{section}\.{name}\n  default ", said), said
             assert "\n  meaning  " in said
     assert explain_key("rollout") is not None
-    assert explain_key("rollout.no_such") is explain_key("no_such") is None
+    assert explain_key("no_such") is None
+    with pytest.raises(ConfigError, match=r"did you mean 'rollout\.top_p'"):
+        explain_key("rollout.topp")

@@ -224,8 +224,10 @@ def export(
     ] = None,
 ) -> None:
     """Write the policy of a checkpoint in Hugging Face form, with a model card; the run may be going on."""
-    from oncurve.run import export_run, push_export
+    from oncurve.run import check_repository, export_run, push_export
 
+    if push is not None:
+        check_repository(push)
     exported = export_run(directory, step, out, adapter)
     say(exported.text())
     if push is not None:

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from oncurve.run.assembly import Overrides as Overrides, Run as Run, assemble as assemble
     from oncurve.run.commands.data_check import check_data_of as check_data_of
     from oncurve.run.commands.evaluation import evaluate_target as evaluate_target, prompts_from as prompts_from
-    from oncurve.run.commands.exporting import export_run as export_run, push_export as push_export
+    from oncurve.run.commands.exporting import (
+        check_repository as check_repository,
+        export_run as export_run,
+        push_export as push_export,
+    )
     from oncurve.run.commands.first_run import (
         command_config as command_config,
         sft_config as sft_config,

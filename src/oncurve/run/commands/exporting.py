@@ -84,12 +84,23 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
     raise AssertionError
 
 
+def check_repository(repository: str) -> None:
+    """Raise ConfigError where the hub has no such names."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise ConfigError(f"--push: {error}") from error
+
+
 def push_export(exported: Exported, repository: str) -> str:
     """Upload an exported policy with its card to `OWNER/NAME` of the hub, which is made as a private one if it is not
-    there; its address. Raises ConfigError: no such name. OncurveError: the hub refuses.
+    there; its address. Raises OncurveError: the hub refuses, or cannot be reached.
     """
+    from httpx2 import HTTPError
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     api = HfApi()
     try:
@@ -98,12 +109,10 @@ def push_export(exported: Exported, repository: str) -> str:
         api.upload_folder(
             repo_id=repository, folder_path=exported.path, commit_message=message, ignore_patterns=[durable.MANIFEST]
         )
-    except HFValidationError as error:
-        raise ConfigError(f"--push: {error}") from error
-    except (HfHubHTTPError, OSError) as error:
+    except (HTTPError, OSError) as error:  # the hub's own errors are both
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise OncurveError(
-            f"{exported.path} is written, and the hub did not take it: {reason}; log in by `hf auth login`, then: "
+            f"{exported.path} is written, and the hub did not take it: {reason}; log in by `hf auth login`, and then: "
             f"hf upload {repository} {exported.path}"
         ) from error
     return address
