@@ -87,7 +87,7 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
 def check_repository(repository: str) -> None:
     """Raise ConfigError where the hub has no such names."""
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(repository)
