@@ -204,7 +204,7 @@ class TokenLoss:
         return TokenLoss(self.loss + other.loss, {**self.stats, **other.stats}, apart)
 
     def weighted(self, batch: TrainBatch) -> Float[Tensor, ""]:
-        """Return `Σ_it token_weights_it · loss_it + Σ_it kl_weights_it · apart_it`, `()`. Raises ValueError without
+        """Return `Σ_it token_weights_it · loss_it + Σ_it apart_weights_it · apart_it`, `()`. Raises ValueError without
         weights.
         """
         if batch.token_weights is None:

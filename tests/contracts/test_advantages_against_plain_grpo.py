@@ -74,7 +74,7 @@ def test_outcome_advantages(seed: int) -> None:
         rows = [[x or 0.0] * batch.loss_mask.shape[1] for group in right for x in group]
         got = GDPOAdvantage(ddof=ddof, eps=1e-3, scale="tokens")(batch)
         whole = torch.tensor(family.whitened(rows, mask), dtype=torch.float64)  # whose scale and shift change nothing
-        assert_close(got, whole)
+        assert_close(got, whole, torch.float32)  # eps stands outside of the scale
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])

@@ -211,7 +211,7 @@ def test_a_reward_that_raises_ends_the_run(folder: str) -> None:
         ({"train_dataset": None}, "train_dataset: missing"),
         ({"train_dataset": (row for row in ROWS), "args": GRPOConfig("out")}, "give max_steps"),
         ({"args": 3}, "expected a GRPOConfig of oncurve"),
-        ({"reward_funcs": None}, "a run needs a reward"),
+        ({"reward_funcs": None}, "No reward source provided"),
         ({"reward_funcs": [3]}, "expected a function"),
         ({"peft_config": 3}, "expected a LoraConfig"),
         ({"callbacks": [3]}, "expected a TrainerCallback"),

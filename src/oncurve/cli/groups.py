@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,7 +69,8 @@ def config_explain(
     from oncurve.config import explain, explain_key, names_recipe, plan
     from oncurve.run import command_config
 
-    if not names_recipe(recipe) and (about := explain_key(recipe)) is not None:
+    is_model = os.path.exists(recipe) or data is not None
+    if not is_model and not names_recipe(recipe) and (about := explain_key(recipe)) is not None:
         say(about)
         return
     with only_looking():

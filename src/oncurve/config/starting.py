@@ -36,7 +36,9 @@ def write_recipe(name: str, out: Path | None = None) -> list[Path]:
     for found in _QUOTED.finditer(_settings(source.read_text(encoding="utf-8"))):
         code = CODE_PATH.fullmatch(found[1])
         named = found[1] if code is None else code[1]
-        if code is not None or named.endswith(".jsonl"):
+        if code is not None or (
+            named.endswith(".jsonl") and (source.parent / named).is_file()
+        ):  # others are the user's
             texts[file.parent / named] = (source.parent / named).read_text(encoding="utf-8")
     taken = [str(path) for path in texts if path.exists() or path.is_symlink()]
     if taken:

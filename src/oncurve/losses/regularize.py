@@ -148,11 +148,12 @@ class Regularizer:
                 loss = loss + self.kl.loss_coef * kl
         if stats.entropy is not None:
             entropy = torch.where(batch.loss_mask, stats.entropy, 0.0)
-            bonus = self._entropy_coef(batch, loss.dtype) * entropy if self.rewards_entropy else 0.0
-            if self.entropy_apart:
-                apart = (torch.zeros_like(loss) if apart is None else apart) - bonus
-            else:
-                loss = loss - bonus
+            if self.rewards_entropy:
+                bonus = self._entropy_coef(batch, loss.dtype) * entropy
+                if self.entropy_apart:
+                    apart = -bonus if apart is None else apart - bonus
+                else:
+                    loss = loss - bonus
             observed["policy/entropy"] = entropy.detach()
         elif self.rewards_entropy:
             raise ValueError("the entropy bonus needs the statistic entropy, which is absent")
