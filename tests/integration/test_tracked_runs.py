@@ -25,7 +25,7 @@ def test_a_killed_and_resumed_run_is_shown_once_in_every_tracker(
         "oncurve.trainer.saving.recorder",
         "Recorder",
         "rollouts",
-        "9",
+        9,
     ]  # after eight steps, five in the checkpoint
     said = killed_at(place, *arguments) + finish("resume", str(out))
     assert not any(words in said for words in ("lacks", "Created new run", "Run finished"))  # the trackers' own lines

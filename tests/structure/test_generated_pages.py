@@ -32,3 +32,5 @@ def test_every_key_is_on_its_page_and_is_explained() -> None:
     assert explain_key("no_such") is None
     with pytest.raises(ConfigError, match=r"did you mean 'rollout\.top_p'"):
         explain_key("rollout.topp")
+    with pytest.raises(ConfigError, match="did you mean 'reward/mean'"):
+        explain_key("reward/meen")

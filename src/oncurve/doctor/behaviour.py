@@ -74,7 +74,8 @@ def _one_text(case: Case) -> str | None:
         return None
     text, count = Counter(sample.text for sample in samples).most_common(1)[0]
     having = [group for group in case.groups if any(sample.text == text for sample in group.samples)]
-    if count < SAME_TEXT * len(samples) or len(having) < LEAST_PROMPTS:
+    rewarded = any(sample.reward for sample in samples if sample.text == text)  # else it is no text that pays
+    if count < SAME_TEXT * len(samples) or len(having) < LEAST_PROMPTS or not rewarded:
         return None
     shown = text if len(text) <= 40 else f"{text[:40]}…"
     of = f"{count} of the last {len(samples)} completions, over {len(having)} prompts"
@@ -136,8 +137,8 @@ BEHAVIOUR_RULES = (
         (
             "Read some completions in rollouts/: do they repeat themselves, or go on after the answer?",
             "Raise rollout.max_new_tokens if the working needs the room; else add a reward of kind overlong.",
-            'Use aggregation.kind=seq-mean-token-sum-norm with advantage.scale="none" (the preset dr_grpo), which does '
-            "not favour long wrong completions.",
+            'Use aggregation.kind=seq-mean-token-sum-norm with advantage.scale="none" (the preset dr_grpo), unless the '
+            "run has it: long wrong completions are not favoured then.",
         ),
         ("length",),
     ),

@@ -34,13 +34,19 @@ def _kl(case: Case) -> str:
 
 
 def _rate_too_high(case: Case) -> str | None:
-    """Return the reward falls while the KL jumps, or half of the best reward is lost at a KL that has run away."""
+    """Return the reward falls while the KL jumps, or half of the best reward is lost at a KL that has run away; where no
+    KL is measured, nearly all of it is lost.
+    """
     reward, kl = case.last("reward/mean"), case.last(_kl(case))
-    if not reward or not kl:
+    if not reward:
         return None
     now = statistics.fmean(reward)
     before = [line for line in case.lines[: -case.span] if "reward/mean" in line]
     earlier = [line["reward/mean"] for line in (*case.opening, *before) if "reward/mean" in line]
+    if not case.last("policy/kl") and earlier and now <= LEFT * max(earlier) and max(earlier) - now >= LEAST_FALL:
+        return f"The reward fell to {now:.3g} from up to {max(earlier):.3g}; kl.coef = 0, so the KL is not known"
+    if not kl:
+        return None
     lost = earlier and max(earlier) - now >= max(LEAST_LOSS, HALVED * abs(max(earlier)))
     if not (lost and statistics.median(kl) >= RUNAWAY) and not _jumps(case, before, now, statistics.fmean(kl)):
         return None
@@ -52,6 +58,9 @@ def _rate_too_high(case: Case) -> str | None:
 
 LEAST_LOSS = 0.05
 """A smaller loss of reward may be chance."""
+
+LEFT, LEAST_FALL = 0.1, 0.1
+"""The share of the best reward that is left, and the least loss, where there is no KL to tell how far the policy went."""
 
 
 def _jumps(case: Case, before: Sequence[object], now: float, kl: float) -> bool:

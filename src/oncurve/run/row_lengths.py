@@ -51,7 +51,7 @@ def _room(row: int | None, config: RunConfig) -> int | None:
         key = "rollout.max_new_tokens" if longest == config.rollout.max_new_tokens else "eval.max_new_tokens"
         raise ConfigError(
             f"{key}: {longest} leaves no room for a prompt: the model takes rows of at most {row} "
-            "tokens, prompt and completion together; lower it"
+            f"tokens, prompt and completion together; lower it, to {row // 2} for example"
         )
     return None if row is None else row - longest
 

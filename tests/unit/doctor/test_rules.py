@@ -195,6 +195,18 @@ def test_a_reward_that_length_predicts_is_a_suspect_within_groups_only() -> None
     assert names(course(), groups(0.0)) == []
 
 
+def test_without_a_kl_a_reward_that_is_lost_names_the_rate() -> None:
+    def falls(step: int) -> float:
+        return 0.195 if step == 1 else 0.005
+
+    lost = course(reward=falls, constant=1.0, truncated=1.0)
+    for line in lost:
+        del line["policy/kl"], line["policy/kl_coef"]
+    assert names(lost) == ["rate-too-high"]
+    never = [line | {"reward/mean": 0.005} for line in lost]
+    assert "rate-too-high" not in names(never)
+
+
 def test_one_text_for_many_prompts_is_an_alarm_but_not_one_letter() -> None:
     def groups(length, same=6):
         return [

@@ -34,7 +34,7 @@ def explain_key(key: str) -> str | None:
     """Return the lines about `section.key`, about all keys of a section, or about a metric; None: there is no such one.
 
     A key that several kinds of the section have is explained once for all kinds that agree. Raises ConfigError: the
-    section has no such key.
+    section has no such key, or there is no such metric.
     """
     if (metric := METRICS.get(key)) is not None:
         parts = {"meaning": metric.meaning, "formula": metric.formula, "advice": metric.advice}
@@ -49,9 +49,10 @@ def explain_key(key: str) -> str | None:
     if section in SECTIONS and SECTIONS[section].default is not None and name in ("", "kind"):
         kinds = names(SECTIONS[section].kinds)
         found[f"{section}.kind\n  default  {SECTIONS[section].default}\n  values   {kinds}, or a class by path"] = []
-    if section in KINDS and not found:
-        known = [f"{section}.{field}" for cls in KINDS[section].values() for field in cls.model_fields]
-        raise ConfigError(f"{key}: there is no such key{suggest(key, known)}")
+    fields = [f"{section}.{field}" for cls in KINDS.get(section, {}).values() for field in cls.model_fields]
+    near = "" if found else suggest(key, fields or METRICS)
+    if not found and (fields or (near and "/" in key)):
+        raise ConfigError(f"{key}: there is no such key{near}")
     several = len(KINDS.get(section, ())) > 1
     of = (f"\n  kinds    {', '.join(kinds)}" if several and kinds else "" for kinds in found.values())
     return "\n".join(text + of_kinds for text, of_kinds in zip(found, of, strict=True)) or None
