@@ -34,8 +34,9 @@ def _kl(case: Case) -> str:
 
 
 def _rate_too_high(case: Case) -> str | None:
-    """Return the reward falls while the KL jumps, or half of the best reward is lost at a KL that has run away; where no
-    KL is measured, nearly all of it is lost.
+    """Return the reward falls while the KL jumps, or half of the best reward is lost at a KL that has run away.
+
+    Where no KL is measured nearly all of the best reward has to be lost.
     """
     reward, kl = case.last("reward/mean"), case.last(_kl(case))
     if not reward:
@@ -60,7 +61,7 @@ LEAST_LOSS = 0.05
 """A smaller loss of reward may be chance."""
 
 LEFT, LEAST_FALL = 0.1, 0.1
-"""The share of the best reward that is left, and the least loss, where there is no KL to tell how far the policy went."""
+"""The share of the best reward that is left, and the least loss, where no KL tells how far the policy went."""
 
 
 def _jumps(case: Case, before: Sequence[object], now: float, kl: float) -> bool:
