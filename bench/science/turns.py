@@ -10,7 +10,7 @@ from bench.science.runs import Experiment, said
 
 __all__ = ["EXPERIMENT"]
 
-KINDS = ("process", "group")
+KINDS = ("process", "grpo")
 STEPS = 24
 
 
