@@ -25,7 +25,7 @@ class RolloutsSettings(Component):
     """The steps whose groups stay: "all"; "last 20", the newest 20; "every 10", the first, every tenth and the newest.
     Metrics, resume and export do not depend on it."""
 
-    tokens_every: Annotated[int, Field(ge=0)] = 10
+    tokens_every: Annotated[int, Field(ge=0)] = 12
     """Step 1 and every so many steps, if their groups stay, record each token's log-prob before and after the updates,
     its entropy and KL; 0: none does. Costs one forward pass or two, and changes no bit of the training."""
 
