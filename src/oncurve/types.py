@@ -204,9 +204,7 @@ class TokenLoss:
         return TokenLoss(self.loss + other.loss, {**self.stats, **other.stats}, apart)
 
     def weighted(self, batch: TrainBatch) -> Float[Tensor, ""]:
-        """Return `Σ_it token_weights_it · loss_it + Σ_it apart_weights_it · apart_it`, `()`. Raises ValueError without
-        weights.
-        """
+        """Return `Σ_it token_weights_it · loss_it + Σ_it apart_weights_it · apart_it`, `()`. ValueError: no weights."""
         if batch.token_weights is None:
             raise ValueError("a loss needs the batch's token_weights: batch.with_weights(aggregation(batch)) first")
         total = (self.loss * batch.token_weights).sum()
