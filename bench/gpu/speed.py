@@ -48,15 +48,19 @@ def fixed(place: Place) -> None:
 
 def natural(place: Place) -> None:
     """Measure the same with completions of 1 to 1,024 tokens, at several numbers of rows."""
-    for rows in (256, 512, 1024):
+    for rows in (1024, 512, 256):
         settings = {"rollout": {"max_concurrent": 8 if place.toy else rows}}
         steps(place, "0.5B", 2, settings, completion=1024, lengths="natural", prompts=128)
 
 
 def larger(place: Place) -> None:
-    """Measure 1.5B in full and with an adapter, and 7B with one."""
-    lora = {"lora": {"rank": 16}}
+    """Measure 1.5B."""
     steps(place, "1.5B", 3, {})
+
+
+def adapters(place: Place) -> None:
+    """Measure 1.5B and 7B with an adapter."""
+    lora = {"lora": {"rank": 16}}
     steps(place, "1.5B", 2, lora)
     steps(place, "7B", 2, lora, prompts=16)
 
@@ -146,7 +150,8 @@ SECTIONS = {
     "fixed": Section(fixed, 150, STEPS),
     "natural": Section(natural, 150),
     "profile": Section(profiled, 90),
-    "larger": Section(larger, 200, LARGER),
+    "larger": Section(larger, 90, LARGER),
+    "adapters": Section(adapters, 200),
     "long": Section(long, 120),
     "sweep": Section(sweep, 100),
 }
