@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ DTYPES: dict[str, tuple[str, ...]] = {"float32": (), "bfloat16": HALF}
 TESTS = (
     *(f"tests/unit/models/test_{name}.py" for name in ("cuda_graphs", "flash", "linear_logprobs", "triton_kernels")),
     "tests/unit/cluster/test_on_gpus.py",
+    "tests/gpu_pretended/test_kernels_compile.py",
 )
 
 
@@ -134,6 +136,14 @@ def killed(place: Place) -> None:
         for run, folder in (("alone", alone[name][1]), ("killed", other[name][1])):
             file = folder / "model" / "model.safetensors"
             place.note(f"{name}: weights, {run}", hashlib.sha256(file.read_bytes()).hexdigest()[:16])
+        lines = zip(*(lines_of(folder / "metrics.jsonl") for folder in (alone[name][1], other[name][1])), strict=False)
+        place.note(f"{name}: what differs, by step", {one["step"]: _differing(one, two) for one, two in lines})
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Return the metrics of a step that differ, but for times and memory."""
+    measured = ("time/", "memory/", "tokens/per", "rollout/idle", "machine/")
+    return [key for key, value in one.items() if value != other.get(key) and not key.startswith(measured)][:8]
 
 
 def _demo(place: Place, name: str, *settings: str) -> tuple[subprocess.Popen[str], Path]:
