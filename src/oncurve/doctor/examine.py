@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oncurve.doctor.behaviour import BEHAVIOUR_RULES
+from oncurve.doctor import behaviour, episodes, resources, signal, updates
 from oncurve.doctor.case import LEAST_STEPS, OPENING, WINDOW, Case, Line, SampledGroup
-from oncurve.doctor.episodes import EPISODE_RULES
-from oncurve.doctor.resources import RESOURCE_RULES
 from oncurve.doctor.rule import Finding, Rule
-from oncurve.doctor.signal import SIGNAL_RULES
-from oncurve.doctor.updates import UPDATE_RULES
 from oncurve.report import RunRecord, link, read_run
 from oncurve.types import Group
 
-RULES: tuple[Rule, ...] = (*UPDATE_RULES, *EPISODE_RULES, *SIGNAL_RULES, *BEHAVIOUR_RULES, *RESOURCE_RULES)
+_EVIDENCE = {
+    name: found for module in (updates, episodes, signal, behaviour, resources) for name, found in vars(module).items()
+}
+
+_ROWS = tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))
+_NO_SIGNAL = _ROWS.pop("no_signal")
+RULES = tuple(
+    Rule(name, _EVIDENCE[name.replace("-", "_")], **{**row, "reason": row["reason"].format(no_signal=_NO_SIGNAL)})
+    for name, row in _ROWS.items()
+)
 """In the order of precedence: an earlier rule of a family is the reason for the later ones."""
 
 FAMILIES = {rule.name: rule.families for rule in RULES}
