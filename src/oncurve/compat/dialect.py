@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from oncurve.base.errors import ConfigError, shown, suggest
+from oncurve.base.errors import ConfigError, noted, refuse, shown, suggest
 
 Fate = Literal["translated", "no meaning", "refused"]
 
@@ -207,26 +207,20 @@ class Dialect:
         """
         table, problems = self.table_for(said), list[str]()
         for name, each in said.items():  # all of them before any `make`, which may read the values of other keys
-            try:
-                table[name].check(each.value)
-            except KeyError:
+            if name not in table:
                 problems.append(self._unknown(name, each, table))
-            except ConfigError as error:
-                problems.append(f"{_placed(name, each)}: {error}")
-        if problems:
-            raise ConfigError("\n".join(problems))
+                continue
+            with noted(problems, f"{_placed(name, each)}: "):
+                table[name].check(each.value)
+        refuse(problems)
         values, lines = Values(table, said), list[Line]()
         for key in table.values():
             if key.theirs in said or key.applied:
-                try:
+                with noted(problems, f"{_placed(key.theirs, said.get(key.theirs))}: "):
                     made = key.settings(values[key.theirs], values)
-                except ConfigError as error:
-                    problems.append(f"{_placed(key.theirs, said.get(key.theirs))}: {error}")
-                else:
                     lines.append(Line(key, values[key.theirs], key.theirs in said, made))
         lines, contradictions = _settled(lines)
-        if problems or contradictions:
-            raise ConfigError("\n".join([*problems, *contradictions]))
+        refuse([*problems, *contradictions])
         return Translation(self.tool, tuple(lines))
 
     def _unknown(self, name: str, said: Said, table: Mapping[str, Key]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.base.errors import ConfigError, shown, suggest
+from oncurve.base.errors import ConfigError, noted, refuse, shown, suggest
 from oncurve.compat.dialect import Dialect, Key, Said, Translation
 from oncurve.compat.openrlhf import functions
 from oncurve.compat.tables import keys_of
@@ -46,12 +46,9 @@ def from_openrlhf(words: Sequence[str]) -> Translation:
         )
     table, said, problems = DIALECT.table, dict[str, Said](), list[str]()
     for flag, values in _flags(words).items():
-        try:
+        with noted(problems):
             said.update(_said(flag, values, table))
-        except ConfigError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigError("\n".join(problems))
+    refuse(problems)
     return DIALECT.translate(said)
 
 

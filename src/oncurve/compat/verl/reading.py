@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oncurve.base.errors import ConfigError, shown
+from oncurve.base.errors import ConfigError, noted, refuse, shown
 from oncurve.compat.dialect import Said
 from oncurve.compat.verl.hydra import Assignment, assignment, is_assignment
 from oncurve.compat.verl.interpolation import resolved
@@ -44,12 +44,9 @@ def read(words: Sequence[str]) -> VerlReading:
         others = others[1:]
     problems = list[str]()
     for word in others:
-        try:
+        with noted(problems):
             found.append(assignment(word))
-        except ConfigError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigError("\n".join(problems))
+    refuse(problems)
     return _settled(found, notes)
 
 
@@ -114,8 +111,7 @@ def _settled(found: Sequence[Assignment], notes: list[str]) -> VerlReading:
             if key not in table or table[key].fate != "no meaning":
                 problems.append(f"{each.place}: {key}: {error}" if each.place else f"{key}: {error}")
         said[key] = Said(value, each.place)
-    if problems:
-        raise ConfigError("\n".join(problems))
+    refuse(problems)
     return VerlReading(_gathered(said), tuple(notes))
 
 

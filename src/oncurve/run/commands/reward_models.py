@@ -15,7 +15,7 @@ from pydantic import Field, SerializeAsAny
 from rich.console import Console
 
 from oncurve import durable
-from oncurve.base.errors import CheckpointError, ConfigError, DataError, LostFileError, command
+from oncurve.base.errors import CheckpointError, ConfigError, DataError, LostFileError, command, refuse
 from oncurve.components import Component, kind_of, rules_of
 from oncurve.config import CheckpointSettings, Schema, Section, fixed, load, to_toml
 from oncurve.display import Screen, say
@@ -99,9 +99,7 @@ def load_reward_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> tup
         raise ConfigError("reward_model.path: missing; name a language model's or a reward model's folder, or a hub id")
     if not config.data.path:
         raise ConfigError("data.path: missing; name a JSONL file")
-    broken = [rule.message for rule in rules_of(config.lora, "impossible") if rule.holds(config.lora)]
-    if broken:
-        raise ConfigError("\n".join(broken))
+    refuse(rule.message for rule in rules_of(config.lora, "impossible") if rule.holds(config.lora))
     return config, folder
 
 
