@@ -29,8 +29,9 @@ from oncurve.batching import collate, minibatches
 from oncurve.learner import Learner
 from oncurve.metrics import Metrics
 from oncurve.trainer.credit import Credit, credited, weighted_by
+from oncurve.trainer.groups.source import Groups
 from oncurve.trainer.old_policy import OldPolicy
-from oncurve.trainer.protocols import GroupSource, OuterLoop
+from oncurve.trainer.protocols import OuterLoop
 from oncurve.trainer.result import Collected, StepResult
 from oncurve.trainer.saving import Checkpoints, Recorder, Refusals
 from oncurve.trainer.state import TrainerState
@@ -72,7 +73,7 @@ class Trainer:
     """Algorithm 1, one policy step at a time. Only `state`, the learner and the outer loop change."""
 
     config: TrainerConfig
-    groups: GroupSource
+    groups: Groups
     learner: Learner
     credit: Credit
     outer: OuterLoop
@@ -133,7 +134,7 @@ class Trainer:
                     break
             updates.leave_out(self.config.ppo_epochs * min(self.config.minibatches, len(batch.prompts)))
         self.state = self.advanced(batch, collected, updates, time.perf_counter() - started)
-        summary = summarized(metrics, self.state, self.groups, started, self.groups.worked(before or 0.0))
+        summary = summarized(metrics, self.state, self.groups.epoch, started, self.groups.worked(before or 0.0))
         return StepResult(self.state.step, summary, collected.groups, advantages)
 
     def updates(self, metrics: Metrics) -> Updates:

@@ -168,9 +168,11 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
     shown = dict[str, Prompts]()
     if tokenizer is not None:
         for name, part in prompts.items():
-            shown[name] = _opened(part, config, tokenizer, room, problems)
+            shown[name] = as_they_are = Prompts(part, config.data, tokenizer)
+            with noted(problems):  # what a run would refuse is shown as it is
+                shown[name] = open_prompts(part, config.data, tokenizer, room)
             if len(part):
-                lengths[name] = _lengths(Prompts(part, config.data, tokenizer), limit)
+                lengths[name] = _lengths(as_they_are, limit)
     return DataCheck(
         rows=len(rows),
         held_out=len(held_out),
@@ -197,7 +199,7 @@ def _episode(
         return []
     found = list[tuple[str, str]]()
     with host, noted(problems):
-        found = first_episode(config, host, rows, tokenizer, room)
+        found += first_episode(config, host, rows, tokenizer, room)
     return found
 
 
@@ -233,14 +235,6 @@ def _with_trials(needs: Needs, trials: Sequence[Trial]) -> Needs:
     given = [trial.reference for trial in trials if trial.reference is not None]
     read = sum(trial.reference is not None or trial.made_up is not None for trial in trials)
     return replace(needs, tried=len(trials), read=read, mean=math.fsum(given) / len(given) if given else None)
-
-
-def _opened(rows: Rows, config: RunConfig, tokenizer: Any, room: int | None, problems: list[str]) -> Prompts:
-    """Return the prompts as a run would have them; where it would refuse them, as they are, and why in `problems`."""
-    prompts = Prompts(rows, config.data, tokenizer)
-    with noted(problems):
-        prompts = open_prompts(rows, config.data, tokenizer, room)
-    return prompts
 
 
 def _lengths(prompts: Prompts, limit: int | None) -> PromptLengths:

@@ -171,14 +171,10 @@ def train_reward_model(config: RewardModelRecipe, base: Path, out: Path | None) 
     RunDirectory.check_free(out)
     prepared = _prepare(config, base)
     with RunDirectory.create(out, dict(prepared.training.environment or {})) as directory:
-        try:
-            prepared.training.identity = identify(config, REWARD_MODEL, base)
+        with directory.beginning():
             content = to_toml(config, REWARD_MODEL)
-            prepared.training.identity = directory.keep_identity(prepared.training.identity, content)
+            prepared.training.identity = directory.keep_identity(identify(config, REWARD_MODEL, base), content)
             directory.keep_config(content)
-        except BaseException:
-            directory.abandon()
-            raise
         prepared.training.folder = out
         return _finish(prepared, Screen())
 
