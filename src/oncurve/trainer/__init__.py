@@ -1,7 +1,6 @@
 """The loop: draw prompts, sample, score, learn, write down. Algorithm 1 of DeepSeekMath, knowing no algorithm."""
 
-from oncurve.trainer.control import EntropyControl as EntropyControl, KLControl as KLControl
-from oncurve.trainer.credit import Credit as Credit
+from oncurve.trainer.credit import Credit as Credit, EntropyControl as EntropyControl, KLControl as KLControl
 from oncurve.trainer.groups.demonstrated import DemonstratedGroups as DemonstratedGroups
 from oncurve.trainer.groups.lagged import LaggedGroups as LaggedGroups
 from oncurve.trainer.groups.source import Groups as Groups

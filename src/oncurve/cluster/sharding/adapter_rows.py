@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from oncurve.cluster.sharding.divided import Divided
 from oncurve.learner import AdapterReference
@@ -21,7 +22,10 @@ class AdapterRows(AdapterReference):
         assert policy.model.adapter is not None
         self._adapter = policy.model.adapter
         self._rows = {name: policy.rows[name] for name in self._adapter.parameters}
-        self._begin(policy.model, {} if begins_as_base else {name: rows.clone() for name, rows in self._rows.items()})
+        self._begin(policy.model, {} if begins_as_base else self._copied())
+
+    def _copied(self) -> dict[str, Tensor]:
+        return {name: rows.clone() for name, rows in self._rows.items()}
 
     @contextmanager
     def selected(self) -> Iterator[None]:
