@@ -210,13 +210,13 @@ class Dialect:
             if name not in table:
                 problems.append(self._unknown(name, each, table))
                 continue
-            with noted(problems, f"{_placed(name, each)}: "):
+            with noted(problems, f"{placed(name, each)}: "):
                 table[name].check(each.value)
         refuse(problems)
         values, lines = Values(table, said), list[Line]()
         for key in table.values():
             if key.theirs in said or key.applied:
-                with noted(problems, f"{_placed(key.theirs, said.get(key.theirs))}: "):
+                with noted(problems, f"{placed(key.theirs, said.get(key.theirs))}: "):
                     made = key.settings(values[key.theirs], values)
                     lines.append(Line(key, values[key.theirs], key.theirs in said, made))
         lines, contradictions = _settled(lines)
@@ -226,7 +226,7 @@ class Dialect:
     def _unknown(self, name: str, said: Said, table: Mapping[str, Key]) -> str:
         endings = [key for key in table if key.rpartition(".")[2] == name.rpartition(".")[2]]
         near = f"; did you mean {endings[0]!r}?" if len(endings) == 1 else suggest(name, table)
-        return f"{_placed(name, said)}: {self.tool} {self.version} has no such setting{near}"
+        return f"{placed(name, said)}: {self.tool} {self.version} has no such setting{near}"
 
 
 def _names(text: str, setting: str) -> bool:
@@ -234,7 +234,8 @@ def _names(text: str, setting: str) -> bool:
     return re.search(rf"(?<![\w.]){re.escape(setting)}(?!\w|\.\w)", text) is not None
 
 
-def _placed(name: str, said: Said | None) -> str:
+def placed(name: str, said: Said | None = None) -> str:
+    """Return a key as messages call it, behind its place."""
     plain = name if name.isprintable() and len(name) <= 100 else shown(name)
     return plain if said is None or not said.place else f"{said.place}: {plain}"
 

@@ -16,7 +16,6 @@ from oncurve.doctor.examine import (
     Watch as Watch,
     diagnose as diagnose,
     examine as examine,
-    memory_of as memory_of,
 )
 from oncurve.doctor.rule import Finding as Finding, Rule as Rule
 from oncurve.doctor.words import in_words as in_words

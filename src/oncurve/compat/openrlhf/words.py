@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.base.errors import ConfigError, noted, refuse, shown, suggest
-from oncurve.compat.dialect import Dialect, Key, Said, Translation
+from oncurve.compat.dialect import Dialect, Key, Said, Translation, placed
 from oncurve.compat.openrlhf import functions
 from oncurve.compat.tables import keys_of
 
@@ -46,7 +46,7 @@ def from_openrlhf(words: Sequence[str]) -> Translation:
         )
     table, said, problems = DIALECT.table, dict[str, Said](), list[str]()
     for flag, values in _flags(words).items():
-        with noted(problems):
+        with noted(problems, f"{placed(flag)}: "):
             said.update(_said(flag, values, table))
     refuse(problems)
     return DIALECT.translate(said)
@@ -71,13 +71,9 @@ def _said(name: str, values: list[str], table: Mapping[str, Key]) -> dict[str, S
     if name in SHORTHANDS and not values:
         return {setting: Said(value) for setting, value in SHORTHANDS[name].items()}
     if name not in table:
-        plain = name if name.isprintable() and len(name) <= 100 else shown(name)
         near = suggest(name, [*table, *RENAMED, *SHORTHANDS])
-        raise ConfigError(f"{plain}: {DIALECT.tool} {DIALECT.version} has no such flag{near}")
-    try:
-        return {name: Said(_value(table[name].types, values, name))}
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
+        raise ConfigError(f"{DIALECT.tool} {DIALECT.version} has no such flag{near}")
+    return {name: Said(_value(table[name].types, values, name))}
 
 
 def _value(types: tuple[type, ...], texts: list[str], name: str) -> Any:

@@ -168,11 +168,11 @@ class Adapted:
         return {"rewards": rewards, "metrics": metrics, "extras": extras}
 
 
-def unpickled(environment: Any) -> Any:
-    """Return an environment as it was at the end of its episode."""
+def unpickled(given: Any) -> Any:
+    """Return the object in cloudpickle bytes (base64) of this run's own processes; what is no text, as it is."""
     import cloudpickle  # here: few rewards need it
 
-    return cloudpickle.loads(base64.b64decode(environment)) if isinstance(environment, str) else environment
+    return cloudpickle.loads(base64.b64decode(given)) if isinstance(given, str) else given
 
 
 def awaited(value: Any) -> Any:
@@ -204,8 +204,4 @@ def served(
     """Return the worker's side: the function at `path`, or the one in the parent's cloudpickle bytes (base64)."""
     folder = Path(base) if base else None
     splitter = splitter_of(split, folder)
-    if path is not None:
-        return Adapted(locate(path, folder), splitter, kwargs)
-    import cloudpickle  # here: only a worker unpickles, and only its own parent's bytes
-
-    return Adapted(cloudpickle.loads(base64.b64decode(pickled or "")), splitter, kwargs)
+    return Adapted(unpickled(pickled) if path is None else locate(path, folder), splitter, kwargs)
