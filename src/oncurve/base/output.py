@@ -22,7 +22,7 @@ import sys
 import threading
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -351,9 +351,3 @@ def _pass_on(reading: int) -> None:
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     while said := os.read(reading, 1 << 16):
         Plain(sys.stderr).write(decode(said))
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of cells as lines whose columns stand below each other."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

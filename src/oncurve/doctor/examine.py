@@ -158,8 +158,8 @@ def diagnose(directory: Path) -> Diagnosis:
         groups = _last_groups(record) if end == len(lines) else ()
         case = Case(lines[max(0, end - WINDOW) : end], lines[:OPENING][:end], groups, settings, memory)
         for finding in examine(case):
-            known = courses.get(finding.rule)
-            courses[finding.rule] = Course(finding, case.step, case.step) if known is None else _since(known, case.step)
+            known = courses.get(finding.rule, Course(finding, case.step, case.step))
+            courses[finding.rule] = replace(known, first=case.step)
     last = int(lines[-1].get("step", len(lines)))
     order = {rule.name: number for number, rule in enumerate(RULES)}
     linked = [replace(course, links=_links(course, record)) for course in courses.values()]
@@ -181,10 +181,6 @@ def _links(course: Course, record: RunRecord) -> tuple[str, ...]:
     """Return the links to a finding's evidence: its curves, and the kept groups nearest to its last step."""
     step = min(record.steps, key=lambda step: abs(step - course.last), default=None)
     return tuple(course.finding.links(record.directory.resolve().name, step))
-
-
-def _since(course: Course, step: int) -> Course:
-    return Course(course.finding, step, course.last)
 
 
 def _last_groups(record: RunRecord) -> tuple[SampledGroup, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from oncurve.base.errors import ConfigError, RunDirectoryError
-from oncurve.base.output import table, visible
+from oncurve.base.output import visible
 from oncurve.metrics import short
 from oncurve.report.evaluations import EvaluationFiles, compared
 from oncurve.report.groups import ENDINGS
@@ -225,3 +225,9 @@ def _one_line(text: str) -> str:
 
 def _indented(text: str) -> list[str]:
     return [f"  {visible(line)}" for line in text.splitlines()]
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines whose columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -97,7 +97,7 @@ class Trainer:
         stops = StopSignals(self.config.grace_seconds, self.config.max_minutes)
         with stops as signals, signals.at_the_end(self.save), self.groups:
             self.evaluate_first()
-            signals.steps_begin()
+            signals.limit.steps_begin()
             while not self.is_done and signals.allow_a_step:  # 4   for step = 1, ..., M
                 self.outer.before_step(self.state)  # 2, 3   at the start of an iteration: π_ref ← π_θ
                 self.settle()

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from oncurve import durable
 from oncurve.base.errors import CheckpointError, RunDirectoryError
-from oncurve.base.output import table
 from oncurve.base.paths import usable_path
+from oncurve.report import table
 from oncurve.run.directory.folder import CONFIG, ENVIRONMENT, IDENTITY, LOCK
 
 State = Literal["running", "finished", "stopped", "damaged"]
