@@ -85,7 +85,7 @@ class LostStateError(TrainingError):
 
 @contextmanager
 def noted(problems: list[str], where: str = "") -> Iterator[None]:
-    """Add what is wrong to `problems`, behind `where`, and go on: all of it is told at once."""
+    """Add what is wrong to `problems`, after `where`, and go on: all of it is told at once."""
     try:
         yield
     except UserError as error:

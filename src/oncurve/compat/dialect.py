@@ -235,7 +235,7 @@ def _names(text: str, setting: str) -> bool:
 
 
 def placed(name: str, said: Said | None = None) -> str:
-    """Return a key as messages call it, behind its place."""
+    """Return a key as messages call it, after its place."""
     plain = name if name.isprintable() and len(name) <= 100 else shown(name)
     return plain if said is None or not said.place else f"{said.place}: {plain}"
 

@@ -164,9 +164,7 @@ class Trainer:
         return self.credit.kl.add_kl_to_rewards(batch, self.state.kl_coef, metrics)
 
     def minibatches(self, batch: TrainBatch, metrics: Metrics) -> Iterator[TrainBatch]:
-        """Return the updates of this step: `ppo_epochs` times over the batch, in `minibatches` pieces of whole
-        groups.
-        """
+        """Return the updates of this step: `ppo_epochs` times over the batch, in `minibatches` of whole groups."""
         for index in range(self.config.ppo_epochs):
             for minibatch in minibatches(batch, self.config.minibatches, self.config.seed, self.state.step, index):
                 self.untrained.observe(metrics, minibatch, self.state.step + 1)

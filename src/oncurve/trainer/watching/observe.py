@@ -142,7 +142,7 @@ def summarized(
 ) -> dict[str, float]:
     """Return the metrics by declared key of a step, after which the state is `state`.
 
-    epoch    how many times the data has been gone through at a cursor
+    epoch    of the data, at a cursor
     started  when it began, by `time.perf_counter`
     worked   seconds of it for which other processes sampled, the mean over them; None: there are none
     """
