@@ -47,9 +47,14 @@ def fixed(place: Place) -> None:
 
 
 def natural(place: Place) -> None:
-    """Measure the same with completions of 1 to 1,024 tokens, at several numbers of rows."""
-    for rows in (1024, 512, 256):
-        settings = {"rollout": {"max_concurrent": 8 if place.toy else rows}}
+    """Measure the same with completions of 1 to 1,024 tokens."""
+    steps(place, "0.5B", 3, {}, completion=1024, lengths="natural")
+
+
+def rows(place: Place) -> None:
+    """Measure twice as many of them, at several numbers of rows."""
+    for most in (1024, 512, 256):
+        settings = {"rollout": {"max_concurrent": 8 if place.toy else most}}
         steps(place, "0.5B", 2, settings, completion=1024, lengths="natural", prompts=128)
 
 
@@ -148,7 +153,8 @@ LARGER = {f"1.5B fixed 512 {{}}: step {number}": {"time/step": 6.8} for number i
 SECTIONS = {
     "machine": Section(machine, 40, MACHINE),
     "fixed": Section(fixed, 150, STEPS),
-    "natural": Section(natural, 150),
+    "natural": Section(natural, 60),
+    "rows": Section(rows, 150),
     "profile": Section(profiled, 90),
     "larger": Section(larger, 90, LARGER),
     "adapters": Section(adapters, 200),

@@ -130,6 +130,11 @@ def backend(graph: Any, inputs: Any, **_: Any) -> Any:
     return never
 
 
+def plain(function: Any) -> Any:
+    """The function that is compiled; one that has no other is returned as it is."""
+    return getattr(function, "__wrapped__", function)
+
+
 def cuda(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="cuda")
 
@@ -141,16 +146,19 @@ def calls() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     gates = cuda(4096, 4864), cuda(4096, 4864)
     logits = cuda(2200, 15232)
     return {
-        "_normed": (partial(rms_norm._normed, weight=weight, eps=1e-6), (x,)),
+        "_normed": (partial(plain(rms_norm._normed), weight=weight, eps=1e-6), (x,)),
         "_differentiated": (
-            partial(rms_norm._differentiated, weight=weight, with_weight=True),
+            partial(plain(rms_norm._differentiated), weight=weight, with_weight=True),
             (x, cuda(4096, 896), cuda(4096, 1, dtype=single)),
         ),
         "_rotate": (elementwise._rotate, (*turned, turned[1])),
         "_rotate_back": (elementwise._rotate_back, (*turned, turned[1])),
         "_gate": (elementwise._gate, gates),
         "_gate_back": (elementwise._gate_back, (*gates, gates[0], True)),
-        "_moments": (partial(linear_logprobs._moments, temperature=1.0, with_mean=True, truncated=False), (logits,)),
+        "_moments": (
+            partial(plain(linear_logprobs._moments), temperature=1.0, with_mean=True, truncated=False),
+            (logits,),
+        ),
         "_gradient": (linear_logprobs._gradient, (logits, logits, cuda(2200, 1, dtype=single), 1.0, None, False)),
         "uniform_at": (graph_buffers._uniforms, (cuda(256, dtype=whole), cuda(256, dtype=whole))),
         "_advance": (
@@ -173,7 +181,7 @@ def main() -> None:
             KERNELS.clear()
             torch._dynamo.reset()
             try:
-                torch.compile(function.__wrapped__, dynamic=True, backend=backend, fullgraph=True)(*given)
+                torch.compile(plain(function), dynamic=True, backend=backend, fullgraph=True)(*given)
             except CompiledError:
                 found[name] = list(KERNELS)
             except TorchRuntimeError as error:  # some operations on fake tensors ask for the CUDA build

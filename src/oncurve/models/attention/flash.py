@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from oncurve.base.output import warn
-from oncurve.models.attention.in_order import in_order
+from oncurve.machine.in_order import in_order
 from oncurve.models.attention.packed_rows import PackedContext, RowLayout
 
 _CLOSE = 5e-2

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oncurve.machine.compiled import on_gpu
+from oncurve.machine.in_order import differentiated_in_order
 from oncurve.models.attention.cpu_kernel import fits, rows_attention
-from oncurve.models.attention.in_order import differentiated_in_order
 from oncurve.types import sent
 
 
@@ -102,9 +101,7 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor
             asked, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
         ).transpose(1, 2)
 
-    if on_gpu(query.device) and torch.is_grad_enabled():
-        return differentiated_in_order(attend, query, key, value)
-    return attend(query, key, value)
+    return differentiated_in_order(attend, query, key, value)
 
 
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
