@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from oncurve.batching import collate, concat, micro_batches, minibatches, select_groups, select_rows
+from oncurve.batching import collate, micro_batches, minibatches, select_groups, select_rows
 from oncurve.ops import in_rows
 from oncurve.trainer import Recorder, TrainerState
 from oncurve.types import RAGGED, Completion, Ending, Group, Prompt, Score, TrainBatch, axes_of, sent
@@ -196,17 +196,6 @@ def test_every_piece_of_a_batch_has_every_field():
         for piece in pieces:
             check(piece)
         assert sorted(row for piece in pieces for row in piece.by_row.tolist()) == list(range(batch.size))
-    check(concat([select_groups(batch, [1]), select_groups(batch, [2, 0])]))
-
-
-def test_joining_the_pieces_gives_the_whole():
-    batch = richer()
-    joined = concat(list(micro_batches(batch, 6)))
-    for name, axes in axes_of(batch).items():
-        one, other = getattr(batch, name), getattr(joined, name)
-        if axes in RAGGED or name == "group_ids":
-            continue  # a group that was cut is two groups now
-        assert (one is None and other is None) or torch.equal(one, other), name
 
 
 def test_an_incident_holds_every_field(tmp_path: Path):
@@ -256,21 +245,6 @@ def three_groups() -> TrainBatch:
 def test_groups_that_are_not_there_cannot_be_selected(groups: list[int]) -> None:
     with pytest.raises(ValueError, match="cannot select"):
         select_groups(three_groups(), groups)
-
-
-def test_concatenation_undoes_selection() -> None:
-    batch = three_groups()
-    joined = concat([select_groups(batch, [0]), select_groups(batch, [1, 2])])
-    assert joined.completion_ids.tolist() == batch.completion_ids.tolist()
-    assert joined.group_ids.tolist() == batch.group_ids.tolist()
-    assert joined.loss_mask.tolist() == batch.loss_mask.tolist()
-    assert joined.ref_hidden is not None
-    assert batch.ref_hidden is not None
-    assert joined.ref_hidden.tolist() == batch.ref_hidden.tolist()
-    with pytest.raises(ValueError, match="old_logprobs is in 1 of 2"):
-        concat([batch, batch.having(old_logprobs=None)])
-    with pytest.raises(ValueError, match="at least one batch"):
-        concat([])
 
 
 def test_one_minibatch_is_the_batch_itself_and_there_are_never_more_than_groups() -> None:

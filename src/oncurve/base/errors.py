@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -80,6 +81,21 @@ class LostStateError(TrainingError):
     def __init__(self, cause: str, advice: str = "") -> None:
         super().__init__(f"{cause}. {advice}" if advice else cause)
         self.cause = cause
+
+
+@contextmanager
+def noted(problems: list[str], where: str = "") -> Iterator[None]:
+    """Add what is wrong to `problems`, after `where`, and go on: all of it is told at once."""
+    try:
+        yield
+    except UserError as error:
+        problems.append(f"{where}{error}")
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise a ConfigError with a line for each problem, if there are any."""
+    if lines := list(problems):
+        raise ConfigError("\n".join(lines))
 
 
 def notes_of(error: BaseException) -> list[str]:

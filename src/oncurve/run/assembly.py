@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from oncurve.advantages import reads_rewards, teacher_of
+from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
 from oncurve.data import (
@@ -70,7 +70,7 @@ class Overrides:
 
 
 @dataclass
-class Run:
+class Run(Closing):
     """A run put together and ready: `train`, `evaluate`, `save_model`. A context manager that ends its workers."""
 
     config: RunConfig
@@ -90,12 +90,6 @@ class Run:
     """Held-out demonstrations of a warm start."""
     before: dict[str, float] = field(default_factory=dict)
     """The metrics of the evaluation before step 1; empty where there was none."""
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close engine, learner, reward workers and logs, let go of the directory. Twice is allowed."""
@@ -225,7 +219,7 @@ class Run:
             lines = ["there is no checkpoint; the run begins again at step 1"]
         else:
             self.trainer.state, before, lines = found
-            changes = [*environment_changes(before, self.trainer.config.environment)]
+            changes = environment_changes(before, self.trainer.config.environment)
             if changes:
                 lines.append("not exact: the run goes on, but not to the same bits, because " + "; ".join(changes))
         return [*lines, *self._record()]
