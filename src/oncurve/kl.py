@@ -63,7 +63,7 @@ def k3(logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"])
     """
     x = ref_logprobs - logprobs
     tangent = math.exp(_FAR) * torch.relu(x - _FAR)
-    return torch.expm1(x.clamp(max=_FAR)) + tangent - x
+    return torch.expm1(torch.where(x > _FAR, _FAR, x)) + tangent - x
 
 
 def ratio_k3(
