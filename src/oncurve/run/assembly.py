@@ -123,6 +123,7 @@ class Run:
                 closing.callback(self.directory.close)
             if self.trainer.recorder is not None:
                 closing.callback(self.trainer.recorder.close)
+                self.trainer.recorder = None
             if self.iterations is not None:
                 closing.callback(self.iterations.replay.close)
 
