@@ -137,7 +137,8 @@ def clip(x: Float[Tensor, "*shape"], low: float = -torch.inf, high: float = torc
     `Tensor.clamp` has the gradient 0 at a bound from torch 2.14 on, and 1 before: a clip of width 0 at ρ = 1 would
     halve the gradient of the surrogate.
     """
-    return torch.where((x >= low) & (x <= high), x, x.detach().clamp(low, high))
+    clipped = x.detach().clamp(low, high)
+    return torch.where(clipped == x, x, clipped)
 
 
 def segment_sum(values: Num[Tensor, "B"], group_ids: Int[Tensor, "B"], groups: int) -> Num[Tensor, "{groups}"]:
