@@ -53,7 +53,10 @@ def ask(
 
     Raises TimeoutError: it has not ended within `seconds`. ConnectionError: there is none, for the reason it says.
     """
-    return begin(method, url, body, headers, seconds, largest, proxies).result(seconds)
+    try:
+        return begin(method, url, body, headers, seconds, largest, proxies).result(seconds)
+    except TimeoutError as error:
+        raise TimeoutError(f"no whole answer within {seconds:.3g} s") from error
 
 
 def begin(
@@ -78,7 +81,7 @@ def begin(
             except Exception as error:  # what arrives decides which
                 causes = _causes(error)
                 expired = any(isinstance(each, TimeoutError) for each in causes)
-                found.set_exception(TimeoutError("timed out") if expired else ConnectionError(_reason(causes)))
+                found.set_exception(TimeoutError() if expired else ConnectionError(_reason(causes)))
 
     Thread(target=work, name="web", daemon=True).start()
     return found
