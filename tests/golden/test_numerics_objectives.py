@@ -13,6 +13,7 @@ from oncurve.losses import (
     Cispo,
     Clipped,
     Dppo,
+    Gmpo,
     KLPenalty,
     Objective,
     Regularizer,
@@ -91,8 +92,10 @@ def test_clipped_surrogate(
     assert got == pytest.approx((loss, gradient), abs=1e-12)
 
 
-def test_at_ratio_one_the_gradient_is_whole_however_narrow_the_clip() -> None:
-    assert one_token(Clipped(clip_low=0.0, clip_high=0.0), 1.0, 1.0) == (-1, -1)
+@pytest.mark.parametrize("kind", [Clipped, SequenceProduct, Gmpo])
+def test_at_ratio_one_the_gradient_is_whole_however_narrow_the_clip(kind: type[Clipped | Gmpo]) -> None:
+    assert one_token(kind(clip_low=0.0, clip_high=0.0), 1.0, 1.0) == (-1, -1)
+    assert one_token(kind(clip_low=0.0, clip_high=0.0), -1.0, 1.0) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", [Clipped, SequenceProduct])

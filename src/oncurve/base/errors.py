@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 import shlex
+import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,9 +114,15 @@ def without_frames(error: Raised) -> Raised:
 def command(*words: object) -> str:
     """Return the command line `oncurve` with these words, quoted for a shell: for messages that suggest a command.
 
-    Example: `command("eval", "my run")` is `oncurve eval 'my run'`.
+    Example: `command("eval", "my run")` is `oncurve eval 'my run'`. A program that was started as `python -m oncurve`,
+    or by a path that PATH does not find, says so in place of `oncurve`: its user may have no other.
     """
-    return shlex.join(["oncurve", *map(str, words)])
+    start, program = ["oncurve"], Path(sys.argv[0])
+    if program.parts[-2:] == ("oncurve", "__main__.py"):
+        start = [*sys.orig_argv[:1], "-m", "oncurve"]
+    elif program.name == "oncurve" and shutil.which("oncurve") != str(program):
+        start = [str(program)]
+    return shlex.join([*start, *map(str, words)])
 
 
 def shown(value: object) -> str:

@@ -57,7 +57,7 @@ def ask(
 
     sent = {"Accept-Encoding": "identity", "Connection": "close", "User-Agent": "oncurve", **(headers or {})}
     proxy = _proxy(url) if proxies else None
-    answered: Future[WebAnswer] = Future()
+    late, answered = TimeoutError(f"no whole answer within {seconds:.3g} s"), Future[WebAnswer]()
 
     async def exchange() -> WebAnswer:
         found = bytearray()
@@ -85,10 +85,13 @@ def ask(
         except Exception as error:  # what arrives decides which
             causes = _causes(error)
             expired = any(isinstance(each, TimeoutError) for each in causes)
-            answered.set_exception(TimeoutError("timed out") if expired else ConnectionError(_reason(causes)))
+            answered.set_exception(late if expired else ConnectionError(_reason(causes)))
 
     Thread(target=work, name="web", daemon=True).start()  # looking up a name cannot be ended: the caller goes on
-    return answered.result(seconds)
+    try:
+        return answered.result(seconds)
+    except TimeoutError:
+        raise late from None
 
 
 @cache

@@ -48,7 +48,7 @@ from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environ
 from oncurve.run.evaluating import evaluate_policy, results_by_problem
 from oncurve.run.iterations import LabellingInputs, iterations, step_locator
 from oncurve.run.loop import credit_of, groups_of, trainer_config
-from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer, room_for_prompts
+from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer
 from oncurve.run.teaching import load_teacher
 from oncurve.run.warm_start import begun_at, demonstrations_of, held_out_loss
 from oncurve.trainer import (
@@ -117,6 +117,7 @@ class Run(Closing):
                 closing.callback(self.directory.close)
             if self.trainer.recorder is not None:
                 closing.callback(self.trainer.recorder.close)
+                self.trainer.recorder = None
             if self.iterations is not None:
                 closing.callback(self.iterations.replay.close)
 
@@ -289,10 +290,9 @@ def assemble(
         if not resumed:
             rewards.announcements += try_rewards(rewards, config.data, rows)
         if host is not None and len(rows) and not resumed:
-            own = given.model
-            read = read_tokenizer(config) if own is None else (own.tokenizer, room_for_prompts(own, config))
+            read = read_tokenizer(config, given.model)
             check_tools(config, host, rows, read[0])
-            first_episode(config, host, rows, *read)
+            rewards.announcements += first_episode(config, host, rows, *read)[1]
         if given.model is None:
             model, lora = (config.model, config.lora) if start is None else begun_at(config, start)
             loaded = model.build(masters=True, lora=lora, seed=config.run.seed)
