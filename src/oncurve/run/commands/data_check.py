@@ -197,9 +197,10 @@ def _episode(
     host = host_of(config, base)
     if host is None or not len(rows):
         return [], []
+    said, notes = list[tuple[str, str]](), list[str]()
     with host, noted(problems):
-        return first_episode(config, host, rows, tokenizer, room)
-    return [], []
+        said, notes = first_episode(config, host, rows, tokenizer, room)
+    return said, notes
 
 
 def _rewards(
