@@ -162,7 +162,7 @@ def needed_bytes(case: Case) -> float:
     parameters = size.body_parameters + size.head_parameters
     held = SYSTEMS[case.system].bytes_per_parameter * parameters
     if case.system.startswith("oncurve"):
-        return 1e9 + 1.05 * held + prepacked_bytes(2 * parameters, half=True)
+        return 1e9 + 1.05 * held + prepacked_bytes(2 * parameters)
     return 0.8e9 + held + 10 * 4.0 * case.rows * case.completion * size.vocabulary
 
 

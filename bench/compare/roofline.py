@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.models import SIZES, Size
 
-__all__ = ["measure", "shapes"]
+__all__ = ["gemm_flops", "measure", "memory", "shapes"]
 
 ROOT = Path(__file__).parents[2]
 TOKENS = 1024
@@ -48,7 +48,7 @@ def main() -> None:
     torch.set_num_threads(int(sys.argv[1]))
     size = SIZES[sys.argv[2]]
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    print(json.dumps({**_memory(), **{name: _gemm(size, dtype) for name, dtype in kinds.items()}}))
+    print(json.dumps({**memory(), **{name: gemm_flops(size, dtype) for name, dtype in kinds.items()}}))
 
 
 def _best(call: Callable[[], Any]) -> float:
@@ -63,8 +63,8 @@ def _best(call: Callable[[], Any]) -> float:
     return fastest
 
 
-def _gemm(size: Size, dtype: Any) -> float:
-    """FLOP/s of forward and both backward products over all layers and the head."""
+def gemm_flops(size: Size, dtype: Any) -> float:
+    """Return FLOP/s of forward and both backward products over all layers and the head."""
     import torch
 
     flops = seconds = 0.0
@@ -79,7 +79,7 @@ def _gemm(size: Size, dtype: Any) -> float:
     return flops / seconds
 
 
-def _memory() -> dict[str, float]:
+def memory() -> dict[str, float]:
     import torch
 
     source = torch.ones(BUFFER_BYTES // 4)

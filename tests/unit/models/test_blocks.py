@@ -57,7 +57,6 @@ def replaced(name, dtype=torch.float32):
 
 def decoded(model, rows=UNIFORM, packed=True, monkeypatch=None):
     if monkeypatch is not None and not packed:
-        monkeypatch.setattr("oncurve.models.layers.prepacked_weights.MOST_JOINED_BYTES", 0)
         monkeypatch.setattr("oncurve.models.layers.prepacked_weights.MOST_PREPACKED_BYTES", 0)
     decoder = model.decoder(rows.prompts, [2] * len(rows.prompts), 6)
     ids = torch.arange(2 * len(rows.prompts))
