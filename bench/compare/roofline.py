@@ -80,6 +80,7 @@ def gemm_flops(size: Size, dtype: Any) -> float:
 
 
 def memory() -> dict[str, float]:
+    """Return bytes a second, copied and read."""
     import torch
 
     source = torch.ones(BUFFER_BYTES // 4)

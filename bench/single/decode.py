@@ -1,17 +1,18 @@
-"""A decode step on this processor: torch operations and processor seconds, next to the least that it needs.
+"""A decode step on this processor: the operations of torch and the processor seconds of one, next to its limit.
 
     python -m bench.single.decode [--model 6.5M] [--dtype float32] [--rows 32] [--threads 1] [--rounds 5]
 
-Four prompts of 64 to 120 tokens, `rows` / 4 completions each of 128 tokens, which none ends. An operation is one that torch's
-profiler sees and that lies in no other. The limit (`bench/compare/counting.py`) takes the speed of products measured
-between the rounds, in the same process. Seconds are the process's, so other programs count less.
+Four prompts of 64 to 120 tokens, and 128 tokens in each of their completions. An operation is one that torch's profiler
+sees, that lies in no other, and that makes no mere view. The limit (`bench/compare/counting.py`) takes the speed of
+products and of memory that is measured before every round, in the same process. Of the step and of the limit the least
+of all rounds counts, in seconds of this process, so that other programs count as little as possible.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import statistics
 import sys
 import time
 from collections import Counter
@@ -27,10 +28,11 @@ __all__ = ["main", "measure"]
 
 LENGTHS = (64, 80, 100, 120)
 TOKENS = 128
+VIEWS = ("as_strided", "view", "_unsafe_view", "alias", "empty", "empty_strided", "resize_", "result_type", "to")
 
 
-def loop_of(size: Size, dtype: torch.dtype, rows: int) -> Any:
-    """Return `(the token loop, its request)` of a random model."""
+def loop_of(size: Size, dtype: torch.dtype, rows: int) -> tuple[Any, Any]:
+    """Return the token loop of a random model, and its request."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from oncurve.models import wrap
@@ -50,56 +52,50 @@ def loop_of(size: Size, dtype: torch.dtype, rows: int) -> Any:
     )
     model = wrap(Qwen2ForCausalLM(config).to(dtype))
     prompts = [torch.randint(size.vocabulary, (length,)) for length in LENGTHS]
-    copies = rows // len(LENGTHS)
-    keys = torch.arange(rows).view(len(LENGTHS), copies)
-    request = DecodeRequest(prompts, keys, torch.full_like(keys, TOKENS), TOKENS, (), Sampler(1.0))
-    return model.token_loop(), request
+    keys = torch.arange(rows).view(len(LENGTHS), -1)
+    limits = torch.full_like(keys, TOKENS)
+    return model.token_loop(), DecodeRequest(prompts, keys, limits, TOKENS, (), Sampler(1.0))
 
 
-def operations(loop: Any, request: Any, steps: int) -> Counter[str]:
-    """Return how often each operation runs in a step, those alone that are in no other."""
-    kinds = (torch.profiler.ProfilerActivity.CPU,)
-    with torch.profiler.profile(activities=kinds) as seen:
+def operations(loop: Any, request: Any) -> dict[str, float]:
+    """Return how often each operation runs in a step, the most frequent first."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         loop(request)
-    leaves = [
-        event
-        for event in seen.events()
-        if event.name.startswith(("aten::", "mkldnn::", "mkl::")) and not event.cpu_children
-    ]
-    counts = Counter(event.name for event in leaves)
-    return Counter({name: count / steps for name, count in counts.items()})
+    names = (event.name.rpartition("::")[2] for event in seen.events() if "::" in event.name and not event.cpu_children)
+    counts = Counter(name for name in names if name not in VIEWS and not name.startswith("resolve_"))
+    return {name: count / TOKENS for name, count in counts.most_common()}
 
 
 def measure(model: str, dtype: torch.dtype, rows: int, rounds: int) -> dict[str, Any]:
-    """Return milliseconds of a step, its limit, and operations."""
+    """Return milliseconds of a step and of its limit, the limit's share, and the operations of a step."""
     size = SIZES[model]
     loop, request = loop_of(size, dtype, rows)
-    copies = rows // len(LENGTHS)
-    short = type(request)(**{**vars(request), "limits": torch.ones_like(request.keys)})
+    short = dataclasses.replace(request, limits=torch.ones_like(request.keys))  # the prefill, and what surrounds it
     loop(request)
-    work = Work(LENGTHS, ((TOKENS,) * copies,) * len(LENGTHS), (True,) * len(LENGTHS), False)
-    took, limits = [], []
+    work = Work(LENGTHS, ((TOKENS,) * (rows // len(LENGTHS)),) * len(LENGTHS), (True,) * len(LENGTHS), False)
+    seconds: dict[int, list[float]] = {1: [], TOKENS: []}
+    flops, read = [], []
     for _ in range(rounds):
-        flops, read = gemm_flops(size, dtype), memory()["read"]
-        seconds = []
+        flops.append(gemm_flops(size, dtype))
+        read.append(memory()["read"])
         for one in (short, request, request, short):
             started = time.process_time()
             loop(one)
-            seconds.append(time.process_time() - started)
-        took.append((seconds[1] + seconds[2] - seconds[0] - seconds[3]) / 2 / (TOKENS - 1))
-        limits.append(decode_seconds(size, work, flops, read, dtype.itemsize) / (TOKENS - 1))
-    share = [limit / step for limit, step in zip(limits, took, strict=True)]
-    counts = operations(loop, request, TOKENS)
+            seconds[int(one.limits.max())].append(time.process_time() - started)
+    step = (min(seconds[TOKENS]) - min(seconds[1])) / (TOKENS - 1)
+    limit = decode_seconds(size, work, max(flops), max(read), dtype.itemsize) / (TOKENS - 1)
+    counts = operations(loop, request)
     return {
-        "ms": 1e3 * statistics.median(took),
-        "limit_ms": 1e3 * statistics.median(limits),
-        "share": [statistics.median(share), min(share), max(share)],
+        "ms": 1e3 * step,
+        "limit_ms": 1e3 * limit,
+        "share": limit / step,
         "operations": sum(counts.values()),
-        "by_name": dict(counts.most_common(25)),
+        "each": counts,
     }
 
 
 def main() -> int:
+    """Measure, and print a line of JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="6.5M", choices=list(SIZES))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
@@ -108,8 +104,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    found = measure(given.model, getattr(torch, given.dtype), given.rows, given.rounds)
-    print(json.dumps(found, indent=1))
+    print(json.dumps(measure(given.model, getattr(torch, given.dtype), given.rows, given.rounds)))
     return 0
 
 
