@@ -2,17 +2,18 @@
 
     python -m bench.single.decode [--model 6.5M] [--dtype float32] [--rows 32] [--threads 1] [--rounds 5]
 
-Four prompts of 64 to 120 tokens, and 128 tokens in each of their completions. An operation is one that torch's profiler
-sees, that lies in no other, and that makes no mere view. The limit (`bench/compare/counting.py`) takes the speed of
-products and of memory that is measured before every round, in the same process. Of the step and of the limit the least
-of all rounds counts, in seconds of this process, so that other programs count as little as possible.
+Four prompts of 64 to 120 tokens, and 128 tokens in each of their completions. Two decoders take their steps in turn:
+the *plain* one calls the modules of transformers with their own weights, the other is the sampler's. An operation is
+one that torch's profiler sees, with no other but views in it. The limit (`bench/compare/counting.py`) takes the speed
+of products and of memory, which is measured before every round in the same process. All seconds are this thread's, and
+medians, so that other programs count as little as possible.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
+import statistics
 import sys
 import time
 from collections import Counter
@@ -23,21 +24,24 @@ import torch
 from bench.compare.counting import Work, decode_seconds
 from bench.compare.roofline import gemm_flops, memory
 from bench.models import SIZES, Size
+from bench.timing import ratio_interval
 
 __all__ = ["main", "measure"]
 
 LENGTHS = (64, 80, 100, 120)
 TOKENS = 128
-VIEWS = ("as_strided", "view", "_unsafe_view", "alias", "empty", "empty_strided", "resize_", "result_type", "to")
+VIEWS = frozenset(  # noqa: SIM905 shorter
+    "alias as_strided chunk detach empty empty_like empty_strided expand flatten linear matmul narrow permute "
+    "promote_types reshape resize_ resolve_conj resolve_neg result_type select slice split split_with_sizes squeeze t "
+    "transpose unbind unsqueeze unsafe_view _unsafe_view unflatten view".split()
+)
 
 
-def loop_of(size: Size, dtype: torch.dtype, rows: int) -> tuple[Any, Any]:
-    """Return the token loop of a random model, and its request."""
+def model_of(size: Size, dtype: torch.dtype) -> Any:
+    """Return a random model."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from oncurve.models import wrap
-    from oncurve.models.causal import DecodeRequest
-    from oncurve.rollout.sampler import Sampler
 
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -50,46 +54,77 @@ def loop_of(size: Size, dtype: torch.dtype, rows: int) -> tuple[Any, Any]:
         max_position_embeddings=4096,
         tie_word_embeddings=True,
     )
-    model = wrap(Qwen2ForCausalLM(config).to(dtype))
-    prompts = [torch.randint(size.vocabulary, (length,)) for length in LENGTHS]
-    keys = torch.arange(rows).view(len(LENGTHS), -1)
-    limits = torch.full_like(keys, TOKENS)
-    return model.token_loop(), DecodeRequest(prompts, keys, limits, TOKENS, (), Sampler(1.0))
+    return wrap(Qwen2ForCausalLM(config).to(dtype))
 
 
-def operations(loop: Any, request: Any) -> dict[str, float]:
+class _Steps:
+    """A decoder after its prefill, and the seconds of its steps."""
+
+    def __init__(self, model: Any, size: Size, rows: int, plain: bool) -> None:
+        from oncurve.models.layers import prepacked_weights
+
+        draw = torch.Generator().manual_seed(1)
+        prompts = [torch.randint(size.vocabulary, (length,), generator=draw) for length in LENGTHS]
+        self._uniforms = torch.rand(TOKENS, rows, dtype=torch.float64, generator=draw)
+        known, most = model._straight, prepacked_weights.MOST_PREPACKED_BYTES
+        if plain:
+            model._straight, prepacked_weights.MOST_PREPACKED_BYTES = False, 0
+        self._decoder = model.decoder(prompts, [rows // len(LENGTHS)] * len(LENGTHS), TOKENS)
+        model._straight, prepacked_weights.MOST_PREPACKED_BYTES = known, most
+        self._hidden = self._decoder.first_hidden[self._decoder.groups]
+        self.seconds: list[float] = []
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Draw a token in each row, and run the body on it."""
+        from oncurve.rollout.sampler import sample
+
+        started = time.thread_time()
+        ids, _ = sample(self._decoder.logits(self._hidden), self._uniforms[len(self.seconds)])
+        self._hidden = self._decoder.step(ids)
+        self.seconds.append(time.thread_time() - started)
+
+
+def operations(steps: _Steps) -> dict[str, int]:
     """Return how often each operation runs in a step, the most frequent first."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
-        loop(request)
-    names = (event.name.rpartition("::")[2] for event in seen.events() if "::" in event.name and not event.cpu_children)
-    counts = Counter(name for name in names if name not in VIEWS and not name.startswith("resolve_"))
-    return {name: count / TOKENS for name, count in counts.most_common()}
+        steps.step()
+    counts = Counter(
+        event.name for event in seen.events() if _works(event) and not any(map(_works, event.cpu_children))
+    )
+    return dict(counts.most_common())
+
+
+def _works(event: Any) -> bool:
+    room, _, name = event.name.rpartition("::")
+    return bool(room) and name not in VIEWS and (name != "to" or any(map(_works, event.cpu_children)))
 
 
 def measure(model: str, dtype: torch.dtype, rows: int, rounds: int) -> dict[str, Any]:
-    """Return milliseconds of a step and of its limit, the limit's share, and the operations of a step."""
+    """Return milliseconds of both steps and of the limit, its share, and the operations of a step."""
     size = SIZES[model]
-    loop, request = loop_of(size, dtype, rows)
-    short = dataclasses.replace(request, limits=torch.ones_like(request.keys))  # the prefill, and what surrounds it
-    loop(request)
+    whole = model_of(size, dtype)
     work = Work(LENGTHS, ((TOKENS,) * (rows // len(LENGTHS)),) * len(LENGTHS), (True,) * len(LENGTHS), False)
-    seconds: dict[int, list[float]] = {1: [], TOKENS: []}
-    flops, read = [], []
+    taken: dict[str, list[float]] = {"plain": [], "now": []}
+    limits = []
+    counts: dict[str, dict[str, int]] = {}
     for _ in range(rounds):
-        flops.append(gemm_flops(size, dtype))
-        read.append(memory()["read"])
-        for one in (short, request, request, short):
-            started = time.process_time()
-            loop(one)
-            seconds[int(one.limits.max())].append(time.process_time() - started)
-    step = (min(seconds[TOKENS]) - min(seconds[1])) / (TOKENS - 1)
-    limit = decode_seconds(size, work, max(flops), max(read), dtype.itemsize) / (TOKENS - 1)
-    counts = operations(loop, request)
+        flops, read = gemm_flops(size, dtype), memory()["read"]
+        limits.append(decode_seconds(size, work, flops, read, dtype.itemsize) / (TOKENS - 1))
+        both = {name: _Steps(whole, size, rows, name == "plain") for name in taken}
+        for number in range(TOKENS - 2):
+            for name in both if number % 2 else reversed(both):
+                both[name].step()
+        counts = {name: operations(steps) for name, steps in both.items()}
+        for name, steps in both.items():
+            taken[name] += steps.seconds[1 : TOKENS - 2]
+    step = {name: statistics.median(seconds) for name, seconds in taken.items()}
     return {
-        "ms": 1e3 * step,
-        "limit_ms": 1e3 * limit,
-        "share": limit / step,
-        "operations": sum(counts.values()),
+        "ms": {name: 1e3 * seconds for name, seconds in step.items()},
+        "limit_ms": 1e3 * statistics.median(limits),
+        "share": {name: statistics.median(limits) / seconds for name, seconds in step.items()},
+        "plain_over_now": ratio_interval(taken["plain"], taken["now"]),
+        "operations": {name: sum(each.values()) for name, each in counts.items()},
         "each": counts,
     }
 
