@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.models.attention import AttentionContext
-from oncurve.models.layers.blocks import Recorder, close, rotation_of
+from oncurve.models.layers.blocks import Recorder, blocks_of, close, rotation_of
 from oncurve.models.layers.prepacked_weights import PrepackedWeights
 from oncurve.models.layers.rms_norm import RMSNorm, rows_normed
 
@@ -75,7 +75,8 @@ def hooked(body: nn.Module) -> bool:
 
 def is_straight(body: Any, wide: bool, run: Callable[[Tensor, Tensor, AttentionContext], Tensor]) -> bool:
     """Return whether `StraightBody` computes what `run` of the same body does, and stores nothing in it."""
-    if getattr(getattr(body, "rotary_emb", None), "rope_type", None) not in _CONSTANT_ROTATIONS:
+    constant = getattr(getattr(body, "rotary_emb", None), "rope_type", None) in _CONSTANT_ROTATIONS
+    if not constant or len(blocks_of(body)) != 2 * len(getattr(body, "layers", ())):
         return False
     ids = torch.arange(4, device=body.embed_tokens.weight.device)
     try:
