@@ -53,9 +53,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor | N
 
 
 def rows_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return `x` normed, up to the last bit, on a CPU: torch's own takes three more steps, each as long as a few
-    rows.
-    """
+    """Return `x` normed, up to the last bit: torch's own takes three more steps, each as long as a few rows."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     inverse = torch.addcmul(_scalar(eps, x.dtype), norm, norm, value=1 / weight.shape[0]).rsqrt_()
     return (x * inverse).to(weight.dtype).mul_(weight)

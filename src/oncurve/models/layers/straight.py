@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from oncurve.models.attention import AttentionContext
 from oncurve.models.layers.blocks import Recorder, blocks_of, close, rotation_of
 from oncurve.models.layers.prepacked_weights import PrepackedWeights
-from oncurve.models.layers.rms_norm import RMSNorm, rows_normed
+from oncurve.models.layers.rms_norm import rows_normed
 
 _CONSTANT_ROTATIONS = ("default", "linear", "llama3", "yarn")
 _AHEAD = 1024
@@ -47,10 +47,10 @@ class StraightBody:
             x = self._body.embed_tokens(ids)
             x = x.float() if self._wide and x.dtype.itemsize < 4 else x
             rotation = self._rotation(x, positions)
-            for attention_norm, attention, mlp_norm, mlp in self._layers:
-                x = x + attention(_normed(x, attention_norm), rotation, context)
-                x = x + mlp(_normed(x, mlp_norm))
-            hidden = _normed(x, self._body.norm)
+            for one, attention, other, mlp in self._layers:
+                x = x + attention(rows_normed(x, one.weight, one.eps), rotation, context)
+                x = x + mlp(rows_normed(x, other.weight, other.eps))
+            hidden = rows_normed(x, self._body.norm.weight, self._body.norm.eps)
         return hidden.clone()
 
     def _rotation(self, x: Tensor, positions: Tensor) -> Any:
@@ -59,10 +59,6 @@ class StraightBody:
             every = torch.arange(last + _AHEAD, device=x.device)[None]
             self._tables = torch.stack(rotation_of(self._body.rotary_emb(x[None], every)))
         return self._tables.index_select(1, positions).unbind()
-
-
-def _normed(x: Tensor, norm: RMSNorm) -> Tensor:
-    return rows_normed(x, norm.weight, norm.eps) if x.device.type == "cpu" else norm(x)
 
 
 def hooked(body: nn.Module) -> bool:
