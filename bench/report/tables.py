@@ -52,9 +52,18 @@ def measured_systems(cell: dict[str, Any]) -> list[tuple[str, dict[str, Any], di
 def limits_first(tables: Iterable[dict[str, Any]]) -> str:
     """Return what shares of their limits oncurve's steps have, of each machine: in the dtype that a user gets there.
 
-    Limits are those of the same run. Beside them stand the peer that was measured in the same turn, commit and date.
+    Limits are those of the same run. TRL's setting is that whose steps were measured in turn with ours.
     """
-    heads = ["processor", "cell", "dtype", "step / limit", "decode / limit", "training / limit", "beside", "measured"]
+    heads = [
+        "processor",
+        "cell",
+        "dtype",
+        "step / limit",
+        "decode / limit",
+        "training / limit",
+        "TRL's setting",
+        "measured",
+    ]
     rows = []
     for table in tables:
         about = table["machine"]

@@ -109,7 +109,7 @@ def measure(model: str, dtype: torch.dtype, rows: int, rounds: int) -> dict[str,
     limits = []
     counts: dict[str, dict[str, int]] = {}
     for _ in range(rounds):
-        flops, read = gemm_flops(size, dtype), memory()["read"]
+        flops, read = gemm_flops(size, dtype, time.thread_time), memory(time.thread_time)["read"]
         limits.append(decode_seconds(size, work, flops, read, dtype.itemsize) / (TOKENS - 1))
         both = {name: _Steps(whole, size, rows, name == "plain") for name in taken}
         for number in range(TOKENS - 2):
