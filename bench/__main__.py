@@ -82,9 +82,9 @@ def _run_part(part: str, results: Results, chosen: argparse.Namespace, begun: fl
     for name, found in results.table["gate"]["gates"].items():
         print(f"gate: {name} {found['value']:.2e} (limit {found['limit']:.0e})", flush=True)
     cells.run(results, chosen.quick, chosen.cell, begun)
-    from bench.report.document import cells_table
+    from bench.report.document import cells_table, first_table
 
-    print(cells_table(results.table))
+    print(first_table(results.table) + "\n\n" + cells_table(results.table))
 
 
 if __name__ == "__main__":

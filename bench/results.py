@@ -9,7 +9,7 @@ from typing import Any
 
 from bench import machine
 
-__all__ = ["MISMATCH_LIMITS", "Results", "default_path", "void_reasons"]
+__all__ = ["FOLDER", "MISMATCH_LIMITS", "Results", "default_path", "void_reasons"]
 
 MISMATCH_LIMITS = {"float32": 1e-5, "bfloat16": 2e-3}
 """The largest difference allowed between sampler and learner, mean |log-prob - log-prob|."""

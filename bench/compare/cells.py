@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from bench import machine
@@ -36,6 +37,7 @@ PAIRS: dict[str, tuple[str, ...]] = {
 
 STEPS = {"6.5M": 5, "38M": 5, "494M": 3}
 QUICK = {"6.5M fixed": 5, "6.5M natural": 5, "494M fixed": 2}
+TRIAL_TOKENS = 16
 QUICK_SECONDS = 455.0
 """A quick run begins no round of a cell that would end later than this."""
 
@@ -89,21 +91,37 @@ def in_rounds(names: Iterable[str]) -> list[tuple[str, str]]:
     return sorted(pairs, key=lambda pair: PAIRS[pair[0]].index(pair[1]))
 
 
-def best_peer(whole: Mapping[str, Any], instruction_sets: Sequence[str]) -> tuple[str, str]:
-    """Return the TRL setting to compare with, and the reason: the fastest where a whole run has compared them here.
+def best_peer(whole: Mapping[str, Any], trial: Callable[[], Mapping[str, float]]) -> tuple[str, str]:
+    """Return the TRL setting to compare with, and the reason: the fastest of a whole run on this machine or of a trial.
 
-    `whole` are the pairs of a cell in that run. Without one it is bf16 weights on a processor with bf16 products, and
-    float32 on one that emulates them.
+    `whole` are the pairs of a cell in that run; `trial` gives seconds of a short step, and is called only without them.
     """
     medians = {key: whole[key]["systems"][key]["seconds"] for key in TRL if "systems" in whole.get(key, {})}
     if len(medians) > 1:
-        return min(
-            medians, key=lambda key: medians[key]
-        ), f"the fastest of {len(medians)} in the whole run on this machine"
-    native = [name for name in instruction_sets if name.endswith("bf16")]
-    if native:
-        return "trl-bf16", f"the processor has {native[0]}"
-    return "trl-fp32", "the processor has no bf16 products (amx_bf16 or avx512_bf16), and emulated ones are slower"
+        where = "the whole run on this machine"
+    else:
+        medians, where = dict(trial()), f"a trial of steps of {TRIAL_TOKENS} tokens on this machine"
+    return min(medians, key=lambda key: medians[key]), f"the fastest of {len(medians)} in {where}"
+
+
+@cache
+def _trial() -> dict[str, float]:
+    """Return seconds of a short step of each TRL setting, after one to warm up: of the smallest model.
+
+    Which setting is best depends on the processor's products, hardly on the model. Raises BenchError: none runs.
+    """
+    case, seconds = replace(CELLS["6.5M fixed"], completion=TRIAL_TOKENS), dict[str, float]()
+    for setting in TRL:
+        try:
+            with Worker(case.under(setting)) as worker:
+                worker.step()
+                seconds[setting] = worker.step()["seconds"]
+        except BenchError as error:
+            print(f"  {setting}: {error}", flush=True)
+    print("  trial: " + ", ".join(f"{SYSTEMS[key].label} {took:.2f} s" for key, took in seconds.items()), flush=True)
+    if not seconds:
+        raise BenchError("no setting of TRL runs here")
+    return seconds
 
 
 def _quick_pairs(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -111,7 +129,7 @@ def _quick_pairs(names: Iterable[str]) -> list[tuple[str, str]]:
     whole = Results.read(default_path(quick=False)).get("cells", {})
     pairs = []
     for name in names:
-        other, reason = best_peer(whole.get(name, {}), machine.describe()["instruction_sets"])
+        other, reason = best_peer(whole.get(name, {}), _trial)
         print(f"{name}: compared with {SYSTEMS[other].label}, because {reason}", flush=True)
         pairs.append((name, other))
     return pairs
@@ -162,7 +180,7 @@ def needed_bytes(case: Case) -> float:
     parameters = size.body_parameters + size.head_parameters
     held = SYSTEMS[case.system].bytes_per_parameter * parameters
     if case.system.startswith("oncurve"):
-        return 1e9 + 1.05 * held + prepacked_bytes(2 * parameters, half=True)
+        return 1e9 + 1.05 * held + prepacked_bytes(2 * parameters)
     return 0.8e9 + held + 10 * 4.0 * case.rows * case.completion * size.vocabulary
 
 

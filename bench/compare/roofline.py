@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.models import SIZES, Size
 
-__all__ = ["measure", "shapes"]
+__all__ = ["gemm_flops", "measure", "memory", "shapes"]
 
 ROOT = Path(__file__).parents[2]
 TOKENS = 1024
@@ -48,23 +48,23 @@ def main() -> None:
     torch.set_num_threads(int(sys.argv[1]))
     size = SIZES[sys.argv[2]]
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    print(json.dumps({**_memory(), **{name: _gemm(size, dtype) for name, dtype in kinds.items()}}))
+    print(json.dumps({**memory(), **{name: gemm_flops(size, dtype) for name, dtype in kinds.items()}}))
 
 
-def _best(call: Callable[[], Any]) -> float:
+def _best(call: Callable[[], Any], clock: Callable[[], float]) -> float:
     """Return seconds of one call: the fastest of several after the first."""
     call()
     fastest, until = float("inf"), time.perf_counter() + LEAST_SECONDS
     rounds = 0
     while rounds < 3 or time.perf_counter() < until:
-        started = time.perf_counter()
+        started = clock()
         call()
-        fastest, rounds = min(fastest, time.perf_counter() - started), rounds + 1
+        fastest, rounds = min(fastest, clock() - started), rounds + 1
     return fastest
 
 
-def _gemm(size: Size, dtype: Any) -> float:
-    """FLOP/s of forward and both backward products over all layers and the head."""
+def gemm_flops(size: Size, dtype: Any, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return FLOP/s of forward and both backward products over all layers and the head."""
     import torch
 
     flops = seconds = 0.0
@@ -73,19 +73,20 @@ def _gemm(size: Size, dtype: Any) -> float:
         grad = torch.randn(tokens, outputs, dtype=dtype)
         is_head = index == len(shapes(size)) - 1
         share = TOKENS / HEAD_TOKENS if is_head else size.layers
-        took = _best(lambda: x @ weight.T) + _best(lambda: grad.T @ x) + _best(lambda: grad @ weight)  # noqa: B023 called at once
+        took = sum(_best(call, clock) for call in (lambda: x @ weight.T, lambda: grad.T @ x, lambda: grad @ weight))  # noqa: B023 called at once
         seconds += share * took
         flops += share * 6 * tokens * inputs * outputs
     return flops / seconds
 
 
-def _memory() -> dict[str, float]:
+def memory(clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+    """Return bytes a second, copied and read."""
     import torch
 
     source = torch.ones(BUFFER_BYTES // 4)
     target = torch.empty_like(source)
-    copy = 2 * BUFFER_BYTES / _best(lambda: target.copy_(source))
-    return {"copy": copy, "read": BUFFER_BYTES / _best(lambda: source.sum())}
+    copy = 2 * BUFFER_BYTES / _best(lambda: target.copy_(source), clock)
+    return {"copy": copy, "read": BUFFER_BYTES / _best(lambda: source.sum(), clock)}
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from typing import Any
 from bench.report import tables
 from bench.report.goals import goals_table
 from bench.report.tables import cells_table
-from bench.results import Results
+from bench.results import FOLDER, Results
 
-__all__ = ["PAGE", "cells_table", "filled", "main", "results_of"]
+__all__ = ["PAGE", "cells_table", "filled", "first_table", "main", "results_of"]
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "performance.md"
@@ -90,7 +90,19 @@ def gate_table(table: dict[str, Any]) -> str:
     return tables.markdown(["against the plain oracle", "found", "limit", "holds"], rows) + void
 
 
+def first_table(table: dict[str, Any]) -> str:
+    """Return the shares of the limit: of these results, then of the other machines' that are committed."""
+    others = (Results.read(path) for path in sorted(FOLDER.glob("*core.json")))
+    machine = table["machine"]
+    return tables.limits_first([table, *(other for other in others if _kind(other["machine"]) != _kind(machine))])
+
+
+def _kind(about: dict[str, Any]) -> tuple[Any, ...]:
+    return about["processor"], about["instruction_sets"], about["cores"]
+
+
 WRITERS: dict[str, tuple[Callable[[dict[str, Any]], str], str]] = {
+    "first": (first_table, "cells"),
     "machine": (machine_list, "machine"),
     "gate": (gate_table, "gate"),
     "goals": (goals_table, "cells"),

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from bench.cases import SYSTEMS
 from bench.compare.cells import TRL
 from bench.systems.probe import PHASES
 
-__all__ = ["best_pair", "cells_table", "efficiency_table", "limits_table", "markdown", "phases_table", "tokens_table"]
+__all__ = [
+    "best_pair",
+    "cells_table",
+    "efficiency_table",
+    "limits_first",
+    "limits_table",
+    "markdown",
+    "phases_table",
+    "tokens_table",
+]
 
 ABSENT = "-"
 
@@ -37,6 +47,36 @@ def measured_systems(cell: dict[str, Any]) -> list[tuple[str, dict[str, Any], di
         if "systems" in pair:
             rows.append((other, pair["systems"][other], pair))
     return rows
+
+
+def limits_first(tables: Iterable[dict[str, Any]]) -> str:
+    """Return what shares of their limits oncurve's steps have, of each machine: in the dtype that a user gets there.
+
+    Limits are those of the same run. TRL's setting is that whose steps were measured in turn with ours.
+    """
+    heads = [
+        "processor",
+        "cell",
+        "dtype",
+        "step / limit",
+        "decode / limit",
+        "training / limit",
+        "TRL's setting",
+        "measured",
+    ]
+    rows = []
+    for table in tables:
+        about = table["machine"]
+        sets = about["instruction_sets"][0] if about["instruction_sets"] else "no AVX2"
+        for name, cell in table.get("cells", {}).items():
+            best = best_pair(cell)
+            if best is not None:
+                own = cell[best]["systems"]["oncurve"]
+                shares = [_number(own[key]) for key in ("step_roofline", "decode_roofline", "train_mfu")]
+                when = f"{cell[best]['at'][:10]}, {cell[best]['commit']}"
+                machine = f"{about['processor'].strip()} ({sets}), {about['cores']} cores"
+                rows.append([machine, name, own["dtype"], *shares, SYSTEMS[best].label, when])
+    return markdown(heads, rows)
 
 
 def cells_table(table: dict[str, Any]) -> str:

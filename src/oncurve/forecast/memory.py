@@ -221,7 +221,7 @@ class Variant:
             cache = min(cache, PAGED_SHARE * max(0.0, self.room - state))
             decoding = cache + (self.width / 4 + 3 / 64) * logits + GRAPHS
             freed = training + decoding > self.room
-        packed = prepacked_bytes(self.width * (shape.body + shape.head), self.width == 2) if self.on_cpu else 0
+        packed = prepacked_bytes(self.width * (shape.body + shape.head)) if self.on_cpu else 0
         parts = {
             "process": self.process,
             "parameters": float(self.weights + trained * per.master),

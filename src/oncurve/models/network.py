@@ -24,11 +24,13 @@ from oncurve.models.layers import (
     Joined,
     PrepackedWeights,
     Shared,
+    StraightBody,
     blocks_of,
     check_longest,
+    hooked,
+    is_straight,
     join,
     keeps_a_wide_residual,
-    keeps_nothing,
     longest_row_of,
     narrow_positions,
     prepack,
@@ -62,7 +64,7 @@ class TransformersModel:
         self._joined: Joined = {}
         self._blocks: list[Block] = blocks_of(self._body)
         self._shared = self._blocks[0].shared if self._blocks else Shared()
-        self._keeps_nothing = keeps_nothing(self._body)
+        self._straight: bool | None = None  # not known before the first decoder
         self._wide = keeps_a_wide_residual(self._body)
         self._hooks = narrow_positions(self._body) if self._wide else []
 
@@ -102,16 +104,6 @@ class TransformersModel:
             )
         hidden: Tensor = outputs[0][0]
         return hidden
-
-    def _run_apart(
-        self, ids: Tensor, positions: Tensor, context: AttentionContext, prepacked: PrepackedWeights | None
-    ) -> Tensor:
-        """Return `_run` under inference mode: an eighth off the step of a small model. What leaves is a usual
-        tensor.
-        """
-        with torch.inference_mode():
-            hidden = self._run(ids, positions, context, prepacked)
-        return hidden.clone()
 
     def _products(self) -> dict[nn.Module, list[list[nn.Module]]]:
         return {block: block.groups() for block in self._blocks}
@@ -173,8 +165,11 @@ class TransformersModel:
         """
         prepacked = prepack(self._products() | ({self._head: [[self._head]]} if self._blocks else {}), sum(copies))
         head = prepacked.get(self._head, ())
+        if self._straight is None:
+            self._straight = is_straight(self._body, self._wide, self._run)
+        straight = self._straight and not hooked(self._body)
         return CachedDecoder(
-            partial(self._run_apart if self._keeps_nothing else self._run, prepacked=prepacked),
+            StraightBody(self._body, self._wide, prepacked) if straight else partial(self._run, prepacked=prepacked),
             prompts,
             copies,
             max_new_tokens,

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Olmo2Config,
@@ -57,7 +59,6 @@ def replaced(name, dtype=torch.float32):
 
 def decoded(model, rows=UNIFORM, packed=True, monkeypatch=None):
     if monkeypatch is not None and not packed:
-        monkeypatch.setattr("oncurve.models.layers.prepacked_weights.MOST_JOINED_BYTES", 0)
         monkeypatch.setattr("oncurve.models.layers.prepacked_weights.MOST_PREPACKED_BYTES", 0)
     decoder = model.decoder(rows.prompts, [2] * len(rows.prompts), 6)
     ids = torch.arange(2 * len(rows.prompts))
@@ -102,6 +103,29 @@ def test_decoding_with_packed_weights_is_decoding_without(name, dtype, limit, mo
     apart = decoded(TransformersModel(replaced(name, dtype)), packed=False, monkeypatch=monkeypatch)
     assert packed.dtype == apart.dtype == dtype
     assert (packed - apart).abs().max() <= limit * apart.abs().max()
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "granite"])
+def test_decoding_calls_the_blocks_one_after_another_where_that_is_what_the_body_does(name, dtype):
+    if name == "granite":  # the family's blocks and norms, but what they give is multiplied
+        torch.manual_seed(0)
+        module = GraniteForCausalLM(GraniteConfig(**SHAPE, residual_multiplier=0.3, embedding_multiplier=2.0))
+        module = module.to(dtype).eval()
+        replace_norms(module)
+        assert replace_blocks(module) == 4
+    else:
+        module = replaced(name, dtype)
+    model = TransformersModel(module)
+    straight = decoded(model, RAGGED)
+    assert model._straight == (name in FAMILY)
+    calls = []
+    module.get_decoder().get_submodule("h.0" if name == "gpt2" else "layers.0").register_forward_hook(
+        lambda *_: calls.append(1)
+    )
+    through_modules = decoded(model, RAGGED)
+    assert len(calls) == 6  # hooks are called: the prefill, and five steps
+    assert (straight - through_modules).abs().max() <= LIMITS[dtype] * through_modules.abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

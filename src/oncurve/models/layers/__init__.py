@@ -6,7 +6,6 @@ from oncurve.models.layers.blocks import (
     Block as Block,
     Shared as Shared,
     blocks_of as blocks_of,
-    keeps_nothing as keeps_nothing,
     replace_blocks as replace_blocks,
 )
 from oncurve.models.layers.joined_weights import Joined as Joined, join as join
@@ -30,4 +29,9 @@ from oncurve.models.layers.rotation import (
     hold_rotations as hold_rotations,
     reach_of as reach_of,
     set_reach as set_reach,
+)
+from oncurve.models.layers.straight import (
+    StraightBody as StraightBody,
+    hooked as hooked,
+    is_straight as is_straight,
 )

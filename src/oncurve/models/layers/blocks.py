@@ -28,8 +28,6 @@ from oncurve.models.head import matrix_of
 from oncurve.models.layers.elementwise import Rotation, gated_product, gated_products, rotated
 from oncurve.models.layers.prepacked_weights import PrepackedWeights
 
-_CONSTANT_ROTATIONS = ("default", "linear", "llama3", "yarn")
-
 
 class Shared:
     """The state that the blocks of one model share while it runs: packed weights, and tables of the last rotation."""
@@ -42,10 +40,7 @@ class Shared:
     def rotation(self, tables: tuple[Tensor, Tensor]) -> Rotation:
         """Return the rotation of transformers' `(1, N, d)` cosines and sines, computed once for all layers."""
         if self._tables is not tables or self._rotation is None:
-            cosines, sines = tables
-            half = sines.shape[-1] // 2
-            signed = torch.cat([-sines[..., :half], sines[..., half:]], -1)
-            self._tables, self._rotation = tables, (cosines[0, :, None], signed[0, :, None])
+            self._tables, self._rotation = tables, rotation_of(tables)
         return self._rotation
 
     @contextmanager
@@ -56,6 +51,14 @@ class Shared:
             yield
         finally:
             self.prepacked, self._tables, self._rotation = {}, None, None
+
+
+def rotation_of(tables: tuple[Tensor, Tensor]) -> Rotation:
+    """Return the rotation of transformers' `(1, N, d)` cosines and sines."""
+    cosines, sines = tables
+    half = sines.shape[-1] // 2
+    signed = torch.cat([-sines[..., :half], sines[..., half:]], -1)
+    return cosines[0, :, None], signed[0, :, None]
 
 
 class Block(nn.Module):
@@ -89,11 +92,14 @@ class _Attention(Block):
         if context is None or inputs or others.get("attention_mask") is not None:
             return super().forward(*inputs, **others)
         rotation = self.shared.rotation(others["position_embeddings"])
-        query, key, value = self._heads(others["hidden_states"][0], rotation)
+        return self.attended(others["hidden_states"][0], rotation, context)[None], None
+
+    def attended(self, x: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
+        """Return the block of `x (N, H)`: `(N, H)`."""
+        query, key, value = self._heads(x, rotation)
         layer: Any = self.layer_idx
-        attended = context.attend(layer, query, key, value, self.factor, self.window).flatten(1)
-        out = self._product(attended, 1)
-        return (out if isinstance(out, Tensor) else out[0])[None], None
+        out = self._product(context.attend(layer, query, key, value, self.factor, self.window).flatten(1), 1)
+        return out if isinstance(out, Tensor) else out[0]
 
     def _heads(self, x: Tensor, rotation: Rotation) -> Sequence[Tensor]:
         """Return `x (N, H)` -> rotated queries `(N, h, d)` and keys `(N, h_kv, d)`, values `(N, h_kv, d)`."""
@@ -143,19 +149,6 @@ def blocks_of(module: nn.Module) -> list[Block]:
     return [part for part in module.modules() if isinstance(part, Block)]
 
 
-def keeps_nothing(body: nn.Module) -> bool:
-    """Return whether a run of `body` stores no tensor in it, so that it may run under inference mode.
-
-    That is known where attention and MLP of every layer are blocks and the rotation's frequencies are constant. A
-    stored tensor of inference mode could not take part in a gradient afterwards.
-    """
-    rotations = [part for name, part in body.named_modules() if name.endswith("rotary_emb")]
-    if not rotations or any(getattr(part, "rope_type", None) not in _CONSTANT_ROTATIONS for part in rotations):
-        return False
-    layers = getattr(body, "layers", ())
-    return len(blocks_of(body)) == 2 * len(layers) > 0
-
-
 def replace_blocks(module: nn.Module, undo: ExitStack | None = None) -> int:
     """Replace the attentions and gated MLPs below `module` whose output stays the same; returns how many.
 
@@ -200,7 +193,7 @@ def _adopt_mlp(mlp: Any, twin: Any) -> bool:
     x = _example(3, weight.shape[1], weight)
     try:
         twin.is_silu = torch.equal(mlp.act_fn(x), nn.functional.silu(x))
-        return _close(twin(x), mlp(x))
+        return close(twin(x), mlp(x))
     except (TypeError, RuntimeError):  # an MLP that is called another way
         return False
 
@@ -212,7 +205,7 @@ def _adopt_attention(attention: Any, twin: Any) -> bool:
     if config is None or not isinstance(size, int) or not isinstance(layer, int) or "forward" in vars(attention):
         return False
     given = _given(attention, size)
-    asked, asked_again = _Recorder(), _Recorder()
+    asked, asked_again = Recorder(), Recorder()
     try:
         with switched(config):
             wanted = attention(**given, attention_mask=None, oncurve_context=asked)[0]
@@ -221,11 +214,11 @@ def _adopt_attention(attention: Any, twin: Any) -> bool:
     except (ModelError, TypeError, RuntimeError, AttributeError, ValueError):  # of an unknown attention
         return False
     same = asked.options == asked_again.options and len(asked.tensors) == len(asked_again.tensors)
-    if not same or not all(map(_close, [got, *asked_again.tensors], [wanted, *asked.tensors])):
+    if not same or not all(map(close, [got, *asked_again.tensors], [wanted, *asked.tensors])):
         return False
     try:  # an attention that rotates a part of a head takes narrower tables too, and the block does not
         with switched(config):
-            attention(**_given(attention, size, size // 2), attention_mask=None, oncurve_context=_Recorder())
+            attention(**_given(attention, size, size // 2), attention_mask=None, oncurve_context=Recorder())
     except (ModelError, TypeError, RuntimeError, AttributeError, ValueError):
         return True
     return False
@@ -241,7 +234,7 @@ def _given(attention: Any, size: int, rotated: int | None = None) -> dict[str, A
     }
 
 
-class _Recorder:
+class Recorder:
     """A context that records its arguments."""
 
     tensors: tuple[Tensor, ...] = ()
@@ -260,6 +253,7 @@ def _example(rows: int, columns: int, like: Tensor) -> Tensor:
     return (numbers - numbers.floor()).mul(2).sub(1).view(rows, columns).to(like.dtype)
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def close(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are one up to rounding."""
     limit = 2e-2 if one.dtype.itemsize < 4 else 1e-5
     return one.shape == other.shape and bool((one - other).abs().max() <= limit * other.abs().max())

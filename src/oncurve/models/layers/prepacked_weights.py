@@ -1,8 +1,8 @@
 """Weights packed for decoding: products with one input are joined, in the layout of the kernel.
 
-On the CPU a product of few rows in half precision spends a third of its time, at every call, on reordering the weights
-for the processor's matrix units. While a decoder exists they do not change, so it reorders them once. The packed copy
-takes the weights' memory a second time, for as long as the decoder exists.
+On the CPU a product of few rows spends up to a half of its time, at every call, on reordering the weights for the
+kernel. While a decoder exists they do not change, so it reorders them once. The packed copy takes the weights' memory a
+second time, for as long as the decoder exists.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from oncurve.models.adapters import base_of, joined_factors, low_rank_of
 
 MOST_PREPACKED_BYTES = 2 << 30
-"""Above this many bytes of half-precision weights nothing is packed: the second copy would cost too much."""
+"""Above this many bytes of weights nothing is packed: the second copy would cost too much."""
 
-MOST_JOINED_BYTES = 64 << 20
-"""Other weights are only joined, which saves calls alone: that pays for small models only."""
+LEAST_FLOAT32 = 1 << 18
+"""Numbers of a float32 matrix that is reordered. A call takes 10 microseconds more, as much as a smaller one gains."""
 
 PIECE_BYTES = 24 << 20
 """A larger matrix is packed in pieces: below 32 MiB they come from the heap, whose pages are mapped already."""
@@ -46,7 +46,7 @@ class PrepackedLinear:
         factors = joined_factors(ranks, [layer.out_features for layer in layers], weight.dtype)
         if factors is not None:
             weight = torch.cat([weight, factors[1]], 1)
-        self._blocked = _half(weight)
+        self._blocked = _reorders(weight)
         self._pieces = [(weight, bias)]
         self._first = None if factors is None else factors[0]
         if self._blocked:
@@ -74,11 +74,9 @@ PrepackedWeights = Mapping[nn.Module, Sequence[Callable[[Tensor], Tensor]]]
 """The packed products of each block, in the block's order."""
 
 
-def prepacked_bytes(weights: int, half: bool) -> int:
-    """Return bytes of the packed copy of `weights` bytes of weights, in half precision or not; 0: they are not
-    packed.
-    """
-    return weights if weights <= (MOST_PREPACKED_BYTES if half else MOST_JOINED_BYTES) else 0
+def prepacked_bytes(weights: int) -> int:
+    """Return bytes of the packed copy of `weights` bytes of weights; 0: they are not packed."""
+    return weights if weights <= MOST_PREPACKED_BYTES else 0
 
 
 @torch.no_grad()
@@ -91,7 +89,7 @@ def prepack(products: Mapping[nn.Module, Sequence[Sequence[nn.Module]]], rows: i
     every = [cast(nn.Linear, base_of(layer)).weight for groups in plain.values() for layer in chain(*groups)]
     if not every or any(weight.device.type != "cpu" for weight in every):
         return {}
-    if not prepacked_bytes(sum(weight.nbytes for weight in every), all(map(_half, every))):
+    if not prepacked_bytes(sum(weight.nbytes for weight in every)):
         return {}
     return {block: [PrepackedLinear(layers, rows) for layers in groups] for block, groups in plain.items()}
 
@@ -102,5 +100,8 @@ def is_plain(layer: nn.Module) -> bool:
     return type(base) is nn.Linear and not any(part._forward_hooks or part._forward_pre_hooks for part in (layer, base))
 
 
-def _half(weight: Tensor) -> bool:
+def _reorders(weight: Tensor) -> bool:
+    """Return whether oneDNN's product is the faster one: bf16 where it is native, larger matrices in float32."""
+    if weight.dtype == torch.float32:
+        return weight.numel() >= LEAST_FLOAT32 and torch.cpu.get_capabilities().get("avx2") is True
     return weight.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -57,11 +57,14 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor | N
         return normed.view(x.shape), inverse
     if x.dtype == weight.dtype:
         return nn.functional.rms_norm(x, weight.shape, weight, eps), None
-    norm = torch.linalg.vector_norm(
-        x, dim=-1, keepdim=True
-    )  # torch's own takes three more steps, each as long as a few rows
+    return rows_normed(x, weight, eps), None
+
+
+def rows_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return `x` normed, up to the last bit: torch's own takes three more steps, each as long as a few rows."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     inverse = torch.addcmul(_scalar(eps, x.dtype), norm, norm, value=1 / weight.shape[0]).rsqrt_()
-    return (x * inverse).to(weight.dtype).mul_(weight), None
+    return (x * inverse).to(weight.dtype).mul_(weight)
 
 
 @compiled_sum
