@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import oncurve
 from fakes.killed_runs import metrics_of
-from fakes.tiny_policy import TinyLM
 from oncurve import durable
-from oncurve.base.errors import ModelError
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
 from oncurve.run.assembly import Run, assemble
@@ -167,23 +164,3 @@ def test_a_step_that_is_abandoned_after_the_move_does_not_move_it_twice(tmp_path
         assert (run.trainer.state.step, run.learner.reference.version) == (4, 2 if saved else 1)
         run.train()
         assert same(ended(run), whole)
-
-
-def test_the_smallest_api_moves_its_reference_too() -> None:
-    def api(every: int, ref_model: nn.Module) -> oncurve.GRPO:
-        return oncurve.GRPO(
-            model=TinyLM(),
-            ref_model=ref_model,
-            reward_fn=lambda completions, prompts: [float((ids == 3).float().mean()) for ids in completions],
-            learning_rate=1e-2,
-            settings={"reference": {"every": every}},
-        )
-
-    prompts = torch.randint(0, 11, (6, 4), generator=torch.Generator().manual_seed(0))
-    still, moving = api(0, TinyLM()), api(2, TinyLM())
-    said = [[trainer.train_step(prompts) for _ in range(3)] for trainer in (still, moving)]
-    assert said[0][2]["policy/kl"] > 1e-6
-    assert (said[1][2]["policy/kl"], said[1][2]["reference/moved"]) == (0, 1)
-    assert "reference/moved" not in said[1][1]
-    with pytest.raises(ModelError, match="cannot follow"):
-        api(2, TinyLM(width=5))

@@ -70,17 +70,6 @@ def test_gradient_of_any_groups_survives_any_cut_in_float32(seed: int, budget: i
     assert relative_error(gradient(cut, finished(cut, turned)), right) <= 1e-5
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_faulted_completions_leave_no_trace_in_the_gradient(objective: str, aggregation: str) -> None:
-    groups = random_groups(rewards=REWARDS)
-    learner = make_learner(objective, entropy_coef=0.05)
-    without = [reordered(group, [i for i, score in enumerate(group.scores) if score.valid]) for group in groups]
-    assert sum(len(group.completions) for group in without) < sum(len(group.completions) for group in groups)
-    right = gradient(learner, finished(learner, without, aggregation))
-    assert relative_error(gradient(learner, finished(learner, groups, aggregation)), right) <= 1e-10
-
-
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_rows_left_out_move_nothing(kind: str) -> None:
     skipping = OBJECTIVE_KINDS[kind]

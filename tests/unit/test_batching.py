@@ -199,16 +199,6 @@ def test_every_piece_of_a_batch_has_every_field():
     check(concat([select_groups(batch, [1]), select_groups(batch, [2, 0])]))
 
 
-def test_joining_the_pieces_gives_the_whole():
-    batch = richer()
-    joined = concat(list(micro_batches(batch, 6)))
-    for name, axes in axes_of(batch).items():
-        one, other = getattr(batch, name), getattr(joined, name)
-        if axes in RAGGED or name == "group_ids":
-            continue  # a group that was cut is two groups now
-        assert (one is None and other is None) or torch.equal(one, other), name
-
-
 def test_an_incident_holds_every_field(tmp_path: Path):
     batch = richer()
     path = Recorder(tmp_path, TrainerState()).incident(1, 0, batch, "why")

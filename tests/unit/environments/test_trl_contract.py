@@ -172,22 +172,6 @@ def test_public_methods_are_tools_inherited_ones_too_and_properties_are_not(play
     assert names == ["add", "inherited", "static"]
 
 
-def test_an_exception_is_told_and_the_episode_goes_on(played):
-    class Env(Adder):
-        def fail(self, why: str) -> str:
-            """Fail.
-
-            Args:
-                why: The reason.
-            """
-            raise ValueError(f"no {why}")
-
-    turns = [call("fail", why="luck") + END, call("add", wrong=1) + END, "ok" + END]
-    (one,) = played(turns, environment_factory=Env)
-    assert told(one)[0] == "{'error': 'no luck'}"
-    assert "unexpected keyword argument 'wrong'" in told(one)[1]
-
-
 def test_an_unknown_tool_is_told(played):
     (one,) = played([call("nothing", x=1) + END, "ok" + END], environment_factory=Adder)
     assert told(one) == ["{'error': 'Tool nothing not found.'}"]
@@ -213,11 +197,6 @@ def test_results_may_be_the_parts_of_a_content(played):
     (one,) = played([call("get") + END, "ok" + END], environment_factory=Env)
     assert told(one) == [[{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]]
     assert f"<|im_start|>tool\none two{END}" in one.text
-
-
-def test_several_calls_of_one_turn_are_answered_in_their_order(played):
-    (one,) = played([call("add", x=1) + call("add", x=4) + END, "ok" + END], environment_factory=Adder)
-    assert told(one) == ["2", "5"]
 
 
 def test_async_tools_run_together_and_get_reward_may_be_async(played):

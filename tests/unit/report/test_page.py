@@ -139,13 +139,6 @@ def test_a_constant_group_says_that_it_teaches_nothing(tmp_path) -> None:
     assert "this group teaches nothing" in render_report(read_run(tmp_path))
 
 
-@pytest.mark.parametrize(("scale", "words"), [("none", "mean of its group of G"), ("batch", "std of the batch")])
-def test_the_advantage_is_explained_as_the_run_computes_it(tmp_path, scale, words) -> None:
-    make_run(tmp_path)
-    (tmp_path / "config.toml").write_text(f'[advantage]\nscale = "{scale}"\n')
-    assert words in render_report(read_run(tmp_path))
-
-
 def test_a_named_run_is_called_by_its_name(tmp_path) -> None:
     make_run(tmp_path)
     (tmp_path / "config.toml").write_text('[run]\nname = "first <light>"\n')
