@@ -123,11 +123,6 @@ ROOM_FOR_THE_CHECKPOINT_ALONE = """
 ends_without_room(8, but=40_000)
 mended_by_a_resume()
 """
-FULL_AT_THE_START = """
-fill()
-print("code", command("train", "recipe.toml", "--out", "out"))
-assert not Path("out").exists()
-"""
 
 
 MOUNT = 'mount -t tmpfs -o size=16m tmpfs "$1" && cd "$1" && shift && exec "$@"'
@@ -181,10 +176,3 @@ def test_a_model_without_space_is_written_by_a_resume(tmp_path: Path) -> None:
         "all steps are in a checkpoint, but not the model; once there is space, this writes it: oncurve resume" in out
     )
     assert re.search(r"raised: .*model.* cannot be written: No space left", out)
-
-
-def test_a_disk_that_is_full_at_the_start_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    out, errors = run(tmp_path, FULL_AT_THE_START)
-    assert "code 2" in out
-    assert "No space left on device" in errors
-    assert "Traceback" not in errors

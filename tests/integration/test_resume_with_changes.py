@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import oncurve
-from fakes.killed_runs import finish, killed_at
 from fakes.project import Said, lay_out
 from fakes.tables import table
 
@@ -73,16 +72,6 @@ def test_a_rate_that_changes_is_exact_up_to_its_step_and_stays(command: Command)
     assert note == {"after_step": 2, "what": ["learner.learning_rate = 0.01 (was 0.001)", "run.steps = 4 (was 2)"]}
     assert command("resume", "run", "run.steps=5").code == 0  # nothing is refused as a change later
     assert sorted(path.name for path in Path("run/history").iterdir()) == ["config-000002.toml", "config-000004.toml"]
-
-
-@pytest.mark.slow
-def test_a_changed_run_that_is_killed_goes_on_to_the_same_bits(command: Command) -> None:
-    assert command("resume", "run", "run.steps=5", RATE, "checkpoint.every=1").code == 0
-    shutil.copytree("short", "other")
-    place = ("oncurve.learner.optimizer.update", "MasterAdamW", "gradient_norm", 2)
-    killed_at(place, "resume", "other", "run.steps=5", RATE, "checkpoint.every=1")
-    finish("resume", "other")
-    assert weights("run", 5) == weights("other", 5)
 
 
 REFUSED = table("resume_with_changes", "refused")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import pandas
 import pytest
 import torch
 from torch import Tensor
@@ -242,18 +241,6 @@ def test_group_advantages_by_rloxs_names(kind: Any) -> None:
     assert oncurve.compute_group_advantages(kind([0.7, 0.7 + 1e-9])).tolist() == [0, 0]  # std < 1e-8
     assert oncurve.compute_batch_group_advantages(kind(one), 1).tolist() == [0] * 4
     assert oncurve.compute_group_advantages(kind([])).tolist() == []
-
-
-def test_group_advantages_of_other_containers() -> None:
-    expected = pytest.approx([-1.22474487, 0, 1.22474487])
-    assert oncurve.compute_group_advantages(pandas.Series([1.0, 2.0, 3.0], index=[4, 5, 6])).tolist() == expected
-    assert oncurve.compute_group_advantages([torch.tensor(1.0), 2, numpy.float32(3)]).tolist() == expected
-    of_parameters = oncurve.compute_group_advantages(torch.tensor([1.0, 2.0, 3.0], requires_grad=True))
-    assert of_parameters.tolist() == expected
-    assert not of_parameters.requires_grad
-    for wrong in (3.0, torch.tensor(3.0), [[1.0, 2.0]], [1.0, None], ["a", "b"]):
-        with pytest.raises(ValueError, match=r"expected rewards|NaN|convert"):
-            oncurve.compute_group_advantages(wrong)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import gc
 import os
 import resource
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import psutil
 import pytest
 import torch
 
@@ -24,7 +22,6 @@ from oncurve.cluster import FleetEngine, HostCluster, rollout_shards
 from oncurve.cluster.workers.weights import digest_of
 from oncurve.models import CausalModel, LocalWeights, changing_tensors
 from oncurve.processes.shared import SharedBytes
-from oncurve.randomness import permutation
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Group, Prompt
 
@@ -257,40 +254,6 @@ def test_with_all_workers_gone_for_good_the_driver_ends_the_run(
     assert measured[-1]["cluster/workers_alive"] == 0
     told = capfd.readouterr().err
     assert told.count("its place stays empty for 60 seconds") == 2
-
-
-@pytest.mark.slow
-def test_a_worker_killed_again_and_again_changes_no_bit(orders: Path) -> None:
-    """By a process outside the engine, at whatever moment it is."""
-    stop, killed = threading.Event(), []
-
-    def kill() -> None:
-        while not stop.wait(0.5):
-            alive = [
-                child
-                for nursery in psutil.Process().children()
-                if any("nursery" in word for word in nursery.cmdline())
-                for child in nursery.children()
-            ]
-            if alive:
-                chosen = alive[int(permutation(3, len(killed), len(alive))[0])]
-                chosen.kill()
-                killed.append(chosen.pid)
-
-    thread = threading.Thread(target=kill)
-    model, steps = tiny_model(torch.float32), 0
-    with workers(orders, 0) as one, workers(orders, 4) as four:
-        thread.start()
-        try:
-            while len(killed) < 6 or steps < 10:
-                for engine in (one, four):
-                    engine.follow(LocalWeights(model, steps))
-                assert four.generate(PROMPTS, steps) == one.generate(PROMPTS, steps), steps
-                change(model, steps)
-                steps += 1
-        finally:
-            stop.set()
-            thread.join()
 
 
 def test_a_flipped_bit_changes_the_digest_wherever_it_is() -> None:
