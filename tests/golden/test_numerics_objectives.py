@@ -77,6 +77,7 @@ def one_token(objective: Objective, advantage: float, ratio: float) -> tuple[flo
         (2, 1, {}, -2, -2),
         (-2, 1, {}, 2, 2),
         (0, 3, {}, 0, 0),
+        (1, 1, {"clip_low": 0.0, "clip_high": 0.0}, -1, -1),
     ],
 )
 def test_clipped_surrogate(

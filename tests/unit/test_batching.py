@@ -248,15 +248,8 @@ def test_groups_that_are_not_there_cannot_be_selected(groups: list[int]) -> None
         select_groups(three_groups(), groups)
 
 
-def test_concatenation_undoes_selection() -> None:
+def test_batches_of_other_fields_and_no_batches_cannot_be_joined() -> None:
     batch = three_groups()
-    joined = concat([select_groups(batch, [0]), select_groups(batch, [1, 2])])
-    assert joined.completion_ids.tolist() == batch.completion_ids.tolist()
-    assert joined.group_ids.tolist() == batch.group_ids.tolist()
-    assert joined.loss_mask.tolist() == batch.loss_mask.tolist()
-    assert joined.ref_hidden is not None
-    assert batch.ref_hidden is not None
-    assert joined.ref_hidden.tolist() == batch.ref_hidden.tolist()
     with pytest.raises(ValueError, match="old_logprobs is in 1 of 2"):
         concat([batch, batch.having(old_logprobs=None)])
     with pytest.raises(ValueError, match="at least one batch"):

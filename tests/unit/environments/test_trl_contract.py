@@ -114,24 +114,15 @@ def test_what_reset_returns_is_added_to_the_last_user_message(played, said):
     assert f"<|im_start|>user\n{expected}{END}\n<|im_start|>assistant\n" in one.prompt
 
 
-def test_a_prompt_column_is_not_needed_where_reset_asks(played):
+@pytest.mark.parametrize(("rows", "word"), [([{"word": "a"}], "a"), (None, None)])
+def test_neither_a_prompt_column_nor_data_are_needed_where_reset_asks(played, rows, word):
     class Env(Adder):
         def reset(self, **row):
             super().reset(**row)
-            return f"guess {row}"
+            return f"guess {row.get('word')}"
 
-    (one,) = played(["ok" + END], rows=[{"word": "a"}], environment_factory=Env)
-    assert f"<|im_start|>user\nguess {{'word': 'a'}}{END}" in one.prompt
-
-
-def test_no_data_are_needed_where_reset_asks(played):
-    class Env(Adder):
-        def reset(self, **row):
-            super().reset()
-            return "guess"
-
-    (one,) = played(["ok" + END], rows=None, environment_factory=Env)
-    assert f"<|im_start|>user\nguess{END}" in one.prompt
+    (one,) = played(["ok" + END], rows=rows, environment_factory=Env)
+    assert f"<|im_start|>user\nguess {word}{END}" in one.prompt
 
 
 def test_public_methods_are_tools_inherited_ones_too_and_properties_are_not(played):
@@ -177,26 +168,19 @@ def test_an_unknown_tool_is_told(played):
     assert told(one) == ["{'error': 'Tool nothing not found.'}"]
 
 
-@pytest.mark.parametrize("result", [7, None, {"a": [1]}, "text", 1.5, True])
-def test_results_are_texts(played, result):
+PARTS = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+
+
+@pytest.mark.parametrize("result", [7, None, {"a": [1]}, "text", 1.5, True, PARTS])
+def test_results_are_texts_or_the_parts_of_a_content(played, result):
     class Env(Adder):
         def get(self) -> str:
             """Get it."""
             return result
 
     (one,) = played([call("get") + END, "ok" + END], environment_factory=Env)
-    assert told(one) == [str(result)]
-
-
-def test_results_may_be_the_parts_of_a_content(played):
-    class Env(Adder):
-        def get(self) -> list:
-            """Get it."""
-            return [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-
-    (one,) = played([call("get") + END, "ok" + END], environment_factory=Env)
-    assert told(one) == [[{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]]
-    assert f"<|im_start|>tool\none two{END}" in one.text
+    assert told(one) == [result if result is PARTS else str(result)]
+    assert f"<|im_start|>tool\n{'one two' if result is PARTS else result}{END}" in one.text
 
 
 def test_async_tools_run_together_and_get_reward_may_be_async(played):
