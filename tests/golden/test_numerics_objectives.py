@@ -7,12 +7,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from oncurve.kl import KL_KINDS
 from oncurve.losses import (
     OBJECTIVE_KINDS,
-    Cispo,
     Clipped,
-    Dppo,
     KLPenalty,
     Objective,
     Regularizer,
@@ -20,7 +17,6 @@ from oncurve.losses import (
 )
 from oncurve.metrics import Metrics
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
-from oracles.finite_differences import autograd_gradient, finite_difference_gradient
 
 
 def batch_of(
@@ -112,65 +108,6 @@ def test_without_old_logprobs_the_ratio_is_one_and_its_gradient_alive(kind: str)
     assert logprobs.grad.tolist() == [[-1, -1]]
     if "policy/ratio" in token.stats:
         assert token.stats["policy/ratio"].tolist() == [[1, 1]]
-
-
-@pytest.mark.parametrize("rubbish", [torch.nan, torch.inf, -torch.inf, 1e30])
-@pytest.mark.parametrize("kind", OBJECTIVE_KINDS)
-@pytest.mark.parametrize("estimator", KL_KINDS)
-def test_masked_places_have_zero_loss_and_zero_gradient_whatever_stands_there(
-    kind: str, estimator: str, rubbish: float
-) -> None:
-    mask = torch.tensor([[True, False, True], [False, False, False]])
-    stats = {
-        name: torch.where(mask, torch.full((2, 3), value), rubbish).requires_grad_()
-        for name, value in (("logprobs", -1.0), ("entropy", 0.5), ("full_kl", 0.1))
-    }
-    old, advantages, ref = (torch.where(mask, value, rubbish) for value in (-1.1, 1.0, -1.3))
-    batch = batch_of(old, advantages, mask, ref)
-    given = TokenStats(**stats)
-    token = OBJECTIVE_KINDS[kind]()(given, batch) + Regularizer(KLPenalty(estimator=estimator), 0.01)(given, batch)
-    token.loss.sum().backward()
-    assert token.loss[~mask].tolist() == [0] * 4
-    assert token.loss[mask].isfinite().all()
-    for stream in stats.values():
-        if stream.grad is not None:
-            assert stream.grad[~mask].tolist() == [0] * 4
-            assert stream.grad.isfinite().all()
-
-
-def random_batch() -> tuple[Tensor, TrainBatch]:
-    """Log-probs in float64, and a batch whose old policy, reference and sampler are others."""
-    generator = torch.Generator().manual_seed(0)
-    x, old, advantages, ref = (torch.randn(3, 4, generator=generator, dtype=torch.float64) / 3 for _ in range(4))
-    mask = torch.rand(3, 4, generator=generator) < 0.8
-    sampler = old + torch.randn(3, 4, generator=generator, dtype=torch.float64) / 3
-    return x - 2, batch_of(old - 2, advantages, mask, ref - 2, sampler - 2)
-
-
-@pytest.mark.parametrize(
-    ("objective", "low", "high"),
-    [(Cispo(), 0.8, 1.2), (Dppo(max_ratio=1.2), 0.0, 1.2), (Dppo(divergence="kl", delta=0.05), 0.0, 20.0)],
-)
-def test_the_gradient_of_a_detached_weight_is_the_slope_of_its_integral(
-    objective: Objective, low: float, high: float
-) -> None:
-    """∂/∂log ρ of W(ρ) is clip(ρ, low, high): W is ρ in between, and beyond a bound b it is b (1 + log(ρ/b))."""
-    x, batch = random_batch()
-    before = batch.rollout_logprobs if isinstance(objective, Dppo) else batch.old_logprobs
-    kept = objective(TokenStats(x), batch).stats.get("policy/dropped", torch.zeros_like(x)) == 0
-    assert (kept & batch.loss_mask).sum() > 0
-
-    def integral(z: Tensor) -> Tensor:
-        ratio = (z - before).exp()
-        clipped = ratio.clamp(low, high)
-        whole = clipped + clipped * (ratio.log() - clipped.log())
-        return torch.where(batch.loss_mask & kept, -batch.advantages * whole, 0.0).sum()
-
-    def total(z: Tensor) -> Tensor:
-        return objective(TokenStats(z), batch).loss.sum()
-
-    found = autograd_gradient(total, x)
-    torch.testing.assert_close(found, finite_difference_gradient(integral, x), atol=1e-8, rtol=1e-6)
 
 
 def test_statistics_are_declared_detached_and_right() -> None:

@@ -50,8 +50,7 @@ def settings(path: str) -> tuple[int, float]:
 def test_more_steps_go_on_exactly_and_nothing_of_the_first_run_is_overwritten(command: Command) -> None:
     before = {name: Path("run", name).read_bytes() for name in ("config.toml", "metrics.jsonl")}
     model = Path("run/model/model.safetensors").read_bytes()
-    said = command("resume", "run", "run.steps=4")
-    assert said.code == 0, said.err
+    said = command("resume", "run", "run.steps=4").fine()
     assert "exact: the run goes on to the same numbers, with run.steps = 4 (was 2)" in said.out
     assert command("train", "recipe.toml", "run.steps=4", "--out", "other").code == 0
     assert weights("run", 4) == weights("other", 4)

@@ -51,8 +51,7 @@ def test_a_run_then_what_is_done_with_it_say_what_they_did(command: Command) -> 
 
 
 def test_a_bare_model_is_evaluated_by_a_recipe(command: Command) -> None:
-    said = command("eval", "model", "--recipe", "recipe.toml", "--n", "2", "--limit", "3", "--json")
-    assert said.code == 0, said.err
+    said = command("eval", "model", "--recipe", "recipe.toml", "--n", "2", "--limit", "3", "--json").fine()
     assert "prompts of the training data" in said.out
     assert json.loads(said.out.splitlines()[-1])["prompts"] == 3
 

@@ -163,32 +163,6 @@ def test_losses_gradients_and_statistics_are_those_of_the_trained_tokens(
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATION_KINDS)
-@given(seed=seeds)
-@settings(max_examples=20)
-def test_denominators_count_trained_tokens_and_completions_that_have_one(aggregation: str, seed: int) -> None:
-    groups = gappy(seed)
-    batch = collate(groups)
-    weights = weigher(aggregation)(batch)
-    rows = [
-        [t for t, on in enumerate(c.trained or (True,) * len(c.ids)) if on and score.valid]
-        for group in groups
-        for c, score in zip(group.completions, group.scores, strict=True)
-    ]
-    tokens, completions = sum(map(len, rows)), sum(map(bool, rows))
-    assert batch.token_count == tokens
-    for row, trained in enumerate(rows):
-        denominator = {
-            "token-mean": tokens,
-            "token-sum": 1,
-            "seq-mean-token-sum": completions,
-            "seq-mean-token-mean": completions * len(trained),
-            "seq-mean-token-sum-norm": completions * 6,
-        }[aggregation]
-        wanted = [1 / denominator if t in trained else 0.0 for t in range(weights.shape[1])]
-        assert weights[row].tolist() == pytest.approx(wanted, rel=1e-12)
-
-
 @given(seed=seeds)
 @settings(max_examples=40)
 def test_a_kl_in_the_reward_is_that_of_the_trained_tokens(seed: int) -> None:

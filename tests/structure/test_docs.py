@@ -378,6 +378,16 @@ def test_extending_runs_as_it_stands(tmp_path: Path) -> None:
     assert [line for line in printed if line in expected] == expected
 
 
+def test_the_rows_of_new_kinds_name_files_of_the_page_and_tables_of_the_package() -> None:
+    rows = re.findall(r"^\| [\w ]+ \| `(\S+)` \| .*`oncurve/(\S+)` \| `\"[\w-]+\": (\w+)` \|$", EXTENDING, re.MULTILINE)
+    files = {body.partition("\n")[0]: body for body in blocks("docs/extending.md", "python")}
+    assert len(rows) == 8
+    for file, home, name in rows:
+        assert re.search(rf"^(class )?{name}\b", files[f"# {file}"], re.MULTILINE), file
+        table_of_kinds = (ROOT / "src" / "oncurve" / home).read_text(encoding="utf-8")
+        assert re.search(r"^\w+_KINDS: dict\[str, .*\] = \{", table_of_kinds, re.MULTILINE), home
+
+
 def test_the_smallest_api_runs_as_it_stands(tmp_path: Path) -> None:
     (snippet,) = [body for body in blocks("docs/python.md", "python") if "GRPO(" in body]
     bigram = next(body for body in blocks("docs/extending.md", "python") if body.startswith("# bigram.py"))

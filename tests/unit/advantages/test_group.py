@@ -14,7 +14,6 @@ from oncurve.advantages.distill import Distill
 from oncurve.advantages.group import Scale
 from oncurve.batching import collate, token_rewards
 from oncurve.types import AdvantagesAndReturns, Completion, Group, Prompt, Score, TrainBatch
-from oracles.plain_gae import plain_gae
 from oracles.plain_process import plain_process_advantages
 
 LAYOUTS = {
@@ -59,25 +58,6 @@ def test_what_it_is_given_is_not_changed() -> None:
     torch.testing.assert_close(
         group_advantages(every_other, valid, ids), group_advantages(every_other.clone(), valid, ids)
     )
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_it_is_what_sums_give(seed):
-    rng = random.Random(seed)
-    rows, width = rng.randint(1, 4), rng.randint(1, 7)
-    rewards, values = ([[rng.gauss(0, 1) for _ in range(width)] for _ in range(rows)] for _ in range(2))
-    mask = [[rng.random() < 0.7 for _ in range(width)] for _ in range(rows)]
-    mask = [row if any(row) else [True] * width for row in mask]
-    beyond = [rng.choice([0.0, rng.gauss(0, 1)]) for _ in range(rows)]
-    gamma, lam = rng.choice([1.0, 0.9]), rng.choice([0.0, 0.5, 1.0])
-    tensors = (torch.tensor(rewards), torch.tensor(values), torch.tensor(mask))
-    advantages, returns = gae(*tensors, gamma, lam, torch.tensor(beyond))
-    for row in range(rows):
-        first = mask[row].index(True)  # a reward before any trained token reaches nobody
-        plain = [0.0] * first + rewards[row][first:]
-        wanted = plain_gae(plain, values[row], mask[row], gamma, lam, beyond[row])
-        assert advantages[row].tolist() == pytest.approx(wanted[0], abs=1e-5)
-        assert returns[row].tolist() == pytest.approx(wanted[1], abs=1e-5)
 
 
 def test_step_rewards_stand_at_their_ends_and_take_the_place_of_the_whole():
