@@ -56,17 +56,11 @@ def one_token(objective: Objective, advantage: float, ratio: float) -> tuple[flo
 @pytest.mark.parametrize(
     ("advantage", "ratio", "settings", "loss", "gradient"),
     [
-        (1, 1.5, {}, -1.2, 0),
         (1, 1.5, {"clip_high": 0.28}, -1.28, 0),
-        (1, 0.5, {}, -0.5, -0.5),
         (-1, 0.5, {}, 0.8, 0),
-        (-1, 1.5, {}, 1.5, 1.5),
-        (-1, 5, {}, 5, 5),
         (-1, 5, {"dual_clip": 3.0}, 3, 0),
-        (-1, 5, {"delta": 4.0}, 4, 0),
         (-1, 2, {"dual_clip": 3.0, "delta": 4.0}, 2, 2),
         (1, 5, {"dual_clip": 3.0, "delta": 4.0}, -1.2, 0),
-        (1, 1.25, {"clip_high": 0.28}, -1.25, -1.25),
         (-1, 0.7, {"clip_low": 0.4}, 0.7, 0.7),
         (-1, 0.01, {"clip_low": 10.0}, 0.01, 0.01),
         (1, 7, {"clip_low": 10.0, "clip_high": 10.0}, -7, -7),

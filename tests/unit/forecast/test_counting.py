@@ -110,12 +110,9 @@ def test_further_turns_compute_their_rows_again_and_share_no_prompt():
     ("text", "value"),
     [
         ("80GiB", 80 * 2**30),
-        ("4300GB/s", 4.3e12),
         ("4.3 TB/s", 4.3e12),
         ("512mb", 512e6),
-        ("24e9", 24e9),
         ("1k", 1e3),
-        ("7B", 7e9),
         ("7_000_000", 7e6),
     ],
 )
