@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fakes.batches import rows_of
 from oncurve.losses import (
     Cispo,
     Dppo,
@@ -36,18 +37,8 @@ def measured(
 
 
 def batch_of(old: Tensor, advantages: list[float], sampler: Tensor | None = None) -> TrainBatch:
-    return TrainBatch(
-        completion_ids=torch.zeros(old.shape, dtype=torch.int64),
-        lengths=torch.tensor([old.shape[1]]),
-        loss_mask=torch.ones(old.shape, dtype=torch.bool),
-        valid=torch.ones(1, dtype=torch.bool),
-        group_ids=torch.zeros(1, dtype=torch.int64),
-        prompts=(torch.tensor([1]),),
-        rewards=torch.zeros(1, dtype=torch.float64),
-        old_logprobs=old,
-        rollout_logprobs=old if sampler is None else sampler,
-        advantages=torch.tensor([advantages], dtype=torch.float64),
-    )
+    given, sampler = torch.tensor([advantages], dtype=torch.float64), old if sampler is None else sampler
+    return rows_of(torch.ones(old.shape).bool(), old_logprobs=old, rollout_logprobs=sampler, advantages=given)
 
 
 def test_gspo_takes_the_geometric_mean() -> None:

@@ -7,6 +7,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from fakes.batches import rows_of
 from oncurve.losses import (
     OBJECTIVE_KINDS,
     Clipped,
@@ -26,20 +27,8 @@ def batch_of(
     ref: Tensor | None = None,
     sampler: Tensor | None = None,
 ) -> TrainBatch:
-    rows, width = mask.shape
-    return TrainBatch(
-        completion_ids=torch.zeros(rows, width, dtype=torch.int64),
-        lengths=torch.full((rows,), width),
-        loss_mask=mask,
-        valid=torch.ones(rows, dtype=torch.bool),
-        group_ids=torch.zeros(rows, dtype=torch.int64),
-        prompts=(torch.tensor([1]),),
-        rewards=torch.zeros(rows, dtype=torch.float64),
-        old_logprobs=old,
-        rollout_logprobs=old if sampler is None else sampler,
-        ref_logprobs=ref,
-        advantages=advantages,
-    )
+    sampler = old if sampler is None else sampler
+    return rows_of(mask, old_logprobs=old, rollout_logprobs=sampler, ref_logprobs=ref, advantages=advantages)
 
 
 def one_token(objective: Objective, advantage: float, ratio: float) -> tuple[float, float]:

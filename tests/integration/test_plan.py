@@ -165,8 +165,9 @@ def test_the_processes_of_a_cluster_are_counted_and_so_is_what_makes_them_smalle
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = ["cluster.learner_ranks=4", "cluster.rollout_workers=2", *SMALL_STEP]
-    _, _, alone = plan(TASK, *SMALL_STEP)
+    _, _, alone = plan(TASK, "learner.minibatches=2", *SMALL_STEP)
     assert (alone["processes"], alone["needed_bytes"]) == (1, alone["peak_bytes"])
+    assert alone["seconds"]["old"] > 0
     _, printed, found = plan(TASK, *words)
     assert found["processes"] == 6
     assert found["needed_bytes"] > found["peak_bytes"]

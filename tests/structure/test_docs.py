@@ -19,6 +19,7 @@ import typer
 from torch import Tensor
 
 import oncurve
+from fakes.batches import rows_of
 from fakes.scripts import script
 from oncurve.advantages import (
     ADVANTAGE_KINDS,
@@ -117,16 +118,7 @@ def arguments(cell: str, section: str) -> dict[str, Any]:
 
 def batch_of(mask: list[list[int]]) -> TrainBatch:
     loss_mask = torch.tensor(mask, dtype=torch.bool)
-    rows = len(mask)
-    return TrainBatch(
-        completion_ids=torch.zeros(loss_mask.shape, dtype=torch.int64),
-        lengths=loss_mask.sum(1),
-        loss_mask=loss_mask,
-        valid=loss_mask.any(1),
-        group_ids=torch.zeros(rows, dtype=torch.int64),
-        prompts=(torch.tensor([1]),),
-        rewards=torch.zeros(rows, dtype=torch.float64),
-    )
+    return rows_of(loss_mask).having(lengths=loss_mask.sum(1), valid=loss_mask.any(1))
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -15,7 +15,7 @@ from oncurve.types import Completion, Group, Prompt, Score
 
 
 def group(scores: tuple[Score, ...]) -> Group:
-    prompt = Prompt(7, "2+2=", (5, 9), {"answer": "4", "odd": {1}, "nan": float("nan")})
+    prompt = Prompt(7, "2+2=", (5, 9), {"answer": "4", "odd": {1}, "nan": float("nan"), "chat": ({"role": "user"},)})
     right = Completion((6, 2), "4", (-0.3, -0.1), "eos", 0, 11)
     wrong = Completion((7, 7, 7), "555", (-2.0, float("-inf"), -1.0), "length", 1, 11)
     return Group(prompt, (right, wrong), scores, draw=11)
@@ -30,7 +30,7 @@ def test_a_group_becomes_one_line_of_plain_json() -> None:
         "id": 7,
         "text": "2+2=",
         "ids": [5, 9],
-        "columns": {"answer": "4", "odd": "{1}", "nan": None},
+        "columns": {"answer": "4", "odd": "{1}", "nan": None, "chat": [{"role": "user"}]},
     }
     first, second = read["completions"]
     assert first == {

@@ -50,6 +50,7 @@ def put_together(coef: float):
         "data": {"kind": "list", "rows": tuple({"prompt": ids, "answer": "1"} for ids in ([1, 2], [3, 4]))},
         "rollout": {"group_size": 2, "max_new_tokens": 2},
         "kl": {"coef": coef},
+        **({"reference": {"every": 2}} if coef else {}),
         "rewards": [{"kind": "task"}],
     }
     config, base = load_config(settings=settings)

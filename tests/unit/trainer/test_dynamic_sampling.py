@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from fakes.batches import rows_of
 from fakes.learning import finished, gradient, make_learner
 from fakes.loops import PROMPTS, make_loop, resumed
 from fakes.tables import table
@@ -26,7 +27,7 @@ from oncurve.report import RolloutIndex
 from oncurve.rollout import EngineBase
 from oncurve.trainer import Collected, DynamicSampling, EntropyControl, Trainer, TrainerState
 from oncurve.trainer.groups.surplus import SurplusGroup, load_surplus, save_surplus
-from oncurve.types import Completion, Group, Prompt, Score, TokenLoss, TokenStats, TrainBatch
+from oncurve.types import Completion, Group, Prompt, Score, TokenLoss, TokenStats
 
 
 def right(score: Score) -> bool | None:
@@ -210,18 +211,8 @@ def test_the_kl_of_every_objective_is_that_of_its_tokens(kind: str) -> None:
     """A target in nats per token must mean the same where the ratio in the loss is that of a whole completion."""
     ratios = torch.tensor([[1.5, 0.5, 1.25], [0.8, 2.0, 7.0]], dtype=torch.float64)
     old = torch.full_like(ratios, -1.5)
-    batch = TrainBatch(
-        completion_ids=torch.zeros(2, 3, dtype=torch.int64),
-        lengths=torch.tensor([3, 3]),
-        loss_mask=torch.tensor([[True, True, True], [True, True, False]]),
-        valid=torch.tensor([True, True]),
-        group_ids=torch.tensor([0, 0]),
-        prompts=(torch.tensor([1]),),
-        rewards=torch.zeros(2),
-        old_logprobs=old,
-        rollout_logprobs=old,
-        advantages=torch.tensor([[1.0], [-1.0]]).expand(2, 3),
-    )
+    mask, advantages = torch.tensor([[True, True, True], [True, True, False]]), torch.tensor([[1.0], [-1.0]])
+    batch = rows_of(mask, old_logprobs=old, rollout_logprobs=old, advantages=advantages.expand(2, 3))
     found = OBJECTIVE_KINDS[kind]()(TokenStats(old + ratios.log()), batch).stats["policy/kl_old"][batch.loss_mask]
     torch.testing.assert_close(found, (ratios - 1 - ratios.log())[batch.loss_mask])
 
