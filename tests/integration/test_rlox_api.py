@@ -1,7 +1,6 @@
 """`oncurve.GRPO`: an argument and its setting are one thing, what means nothing is refused; rlox's hooks, functions."""
 
 import inspect
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -241,14 +240,6 @@ def test_group_advantages_by_rloxs_names(kind: Any) -> None:
     assert oncurve.compute_group_advantages(kind([0.7, 0.7 + 1e-9])).tolist() == [0, 0]  # std < 1e-8
     assert oncurve.compute_batch_group_advantages(kind(one), 1).tolist() == [0] * 4
     assert oncurve.compute_group_advantages(kind([])).tolist() == []
-
-
-@pytest.mark.parametrize(
-    ("rewards", "size"), [([1.0, 2.0, 3.0], 2), ([[1.0, 2.0]], 2), ([1.0, math.nan], 2), ([1.0], 0)]
-)
-def test_rewards_that_make_no_groups_are_refused(rewards: Any, size: int) -> None:
-    with pytest.raises(ValueError, match=r"expected rewards|NaN"):
-        oncurve.compute_batch_group_advantages(rewards, size)
 
 
 def test_the_model_as_its_own_reference_may_have_an_adapter() -> None:

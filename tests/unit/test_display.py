@@ -114,7 +114,8 @@ def test_advice_is_set_off_and_wrapped_and_trouble_is_on_the_line() -> None:
         progress.advise("cause " * 30 + "\n  1. change it")
     text = printed(console)
     assert "cut off 20%" in text
-    assert "invalid 3  updates skipped 1" in " ".join(text.split(" ")).replace("\n", "")
+    assert "invalid 3" in text
+    assert "updates skipped 1" in text
     assert "\n\ncause" in text
     assert "\n  1. change it\n" in text
     assert max(len(line) for line in text.partition("\n\n")[2].splitlines()) <= 60

@@ -97,10 +97,13 @@ def test_advantages_of_steps_are_the_sum_of_their_definition() -> None:
         lambda: compat.compute_gae([1.0], [1.0, 2.0], [0.0], 0.0, 1.0, 1.0),
         lambda: compat.compute_gae_batched([1.0] * 3, [1.0] * 3, [0.0] * 3, [0.0], 2, 1.0, 1.0),
         lambda: compat.compute_group_advantages([[1.0]]),
+        lambda: compat.compute_batch_group_advantages([1.0, 2.0, 3.0], 2),
+        lambda: compat.compute_batch_group_advantages([1.0, math.nan], 2),
+        lambda: compat.compute_batch_group_advantages([1.0], 0),
     ],
 )
 def test_arrays_that_do_not_fit_are_an_error(call: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected|infinite"):
+    with pytest.raises(ValueError, match=r"expected|infinite|NaN"):
         call()
 
 

@@ -141,18 +141,6 @@ def test_old_logprobs_are_those_of_the_first_pass_whatever_the_micro_batch() -> 
     assert said["policy/ratio_max"] == 1
 
 
-def test_mismatch_is_between_the_learners_first_pass_and_what_the_sampler_recorded() -> None:
-    learner = make_learner()
-    batch = finished(learner, GROUPS, old=False)
-    gap = (old_logprobs(learner, batch) - batch.rollout_logprobs).abs()[batch.loss_mask]
-    with_old = batch.having(old_logprobs=old_logprobs(learner, batch))
-    with_recorded = batch.having(old_logprobs=batch.rollout_logprobs)
-    for case in (batch, with_old, with_recorded):
-        said = learner.accumulate(case).metrics.result()
-        assert said["policy/mismatch"] == pytest.approx(float(gap.mean()))
-        assert said["policy/mismatch_max"] == pytest.approx(float(gap.max()))
-
-
 @pytest.mark.parametrize(("ratio", "updates", "warmup"), [(0.1, 100, 10), (0.03, 100, 3), (0.1, 15, 2), (0.0, 50, 0)])
 def test_the_share_is_rounded_up_to_a_whole_update(ratio: float, updates: int, warmup: int) -> None:
     assert LearnerConfig(warmup_ratio=ratio).warmup(updates) == warmup
