@@ -93,22 +93,6 @@ for rank in range(2):
     file = f"checkpoints/step-000008/learner-00{rank}-of-002.safetensors"
     assert Path("out", file).read_bytes() == Path("whole", file).read_bytes()
 """
-FULL_AND_KILLED = """
-def on_step(result):
-    if result.step == 3:
-        fill()
-    if result.step == 6:
-        free()
-        os._exit(7)  # as kill -9: nothing is closed
-if os.fork() == 0:
-    train("out", on_step)
-assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
-assert 3 <= len(lines("out")) < 6
-assert newest_valid(Path("out/checkpoints")).path.name == "step-000002"
-assert command("resume", "out") == 0
-train("whole")
-equals_whole("out")
-"""
 FULL_TO_THE_END = """
 ends_without_room(5)
 print("code", command("resume", "out"))
@@ -148,10 +132,6 @@ def test_a_disk_that_is_full_for_a_while_loses_no_rank_of_a_divided_model(tmp_pa
     )
     assert said
     assert "was lost" not in out + errors
-
-
-def test_a_run_that_is_killed_while_the_disk_is_full_is_resumed_exactly(tmp_path: Path) -> None:
-    run(tmp_path, FULL_AND_KILLED)
 
 
 def test_a_disk_that_is_full_to_the_end_is_an_error_that_a_resume_mends(tmp_path: Path) -> None:

@@ -5,32 +5,17 @@ import random
 import torch
 from hypothesis import given, settings, strategies as st
 
+from fakes.tiny_policy import random_groups
 from oncurve.batching import collate, micro_batches, minibatches
-from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
+from oncurve.types import TrainBatch
 
 seeds = st.integers(0, 2**31)
 
 
-def random_groups(rng: random.Random) -> list[Group]:
-    """One to four groups of two to five completions of one to six tokens, some not valid; prompts of one to four."""
-    groups = []
-    for number in range(rng.randint(1, 4)):
-        completions, scores = [], []
-        for index in range(rng.randint(2, 5)):
-            ids = tuple(rng.randint(0, 9) for _ in range(rng.randint(1, 6)))
-            logprobs = tuple(-3 * rng.random() for _ in ids)
-            ended = rng.choice(["eos", "stop", "length"])
-            completions.append(Completion(ids, "", logprobs, ended, index, 0))
-            valid = rng.random() < 0.85
-            scores.append(Score(rng.choice([0.0, 1.0, 0.5]) if valid else 0.0, valid))
-        prompt = Prompt(number, "", tuple(range(rng.randint(1, 4))))
-        groups.append(Group(prompt, tuple(completions), tuple(scores)))
-    return groups
-
-
 def random_batch(seed: int) -> TrainBatch:
     """A batch whose `values` and `ref_hidden` number its tokens, so that pieces can be traced."""
-    batch = collate(random_groups(random.Random(seed)))
+    chance = random.Random(seed)
+    batch = collate(random_groups(count=chance.randint(1, 4), size=chance.randint(2, 5), seed=seed))
     shape = batch.completion_ids.shape
     return batch.having(
         ref_hidden=torch.arange(int(batch.lengths.sum())).double()[:, None],

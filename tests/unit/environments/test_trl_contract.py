@@ -90,30 +90,6 @@ def test_without_a_response_template_calls_and_contents_are_the_same(tmp_path):
     assert known == unknown
 
 
-def test_every_column_is_passed_to_reset(played):
-    class Env(Adder):
-        def reset(self, word, **row):
-            super().reset()
-            seen.append((word, row))
-
-    seen = []
-    played(["ok" + END], rows=[{**ASKED, "word": "a", "number": 3}], environment_factory=Env)
-    assert all(row == ("a", {**ASKED, "number": 3}) for row in seen)
-
-
-@pytest.mark.parametrize("said", [" now", [{"type": "text", "text": " and"}, {"type": "text", "text": " now"}], None])
-def test_what_reset_returns_is_added_to_the_last_user_message(played, said):
-    class Env(Adder):
-        def reset(self, **row):
-            super().reset(**row)
-            return said
-
-    rows = [{"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "go"}]}]
-    (one,) = played(["ok" + END], rows=rows, environment_factory=Env)
-    expected = {None: "go"}.get(said if said is None else 0, "go" + (said if isinstance(said, str) else " and now"))
-    assert f"<|im_start|>user\n{expected}{END}\n<|im_start|>assistant\n" in one.prompt
-
-
 @pytest.mark.parametrize(("rows", "word"), [([{"word": "a"}], "a"), (None, None)])
 def test_neither_a_prompt_column_nor_data_are_needed_where_reset_asks(played, rows, word):
     class Env(Adder):
@@ -279,24 +255,6 @@ def test_rewards_get_the_environments_as_they_are_at_the_end(played):
     assert one.rewards == {"by_state": 15.0, "by_kwargs": 5.0, "Adder": 5.0}
 
 
-def test_get_reward_may_be_missing_or_none(played):
-    class Env:
-        def reset(self, **row):
-            return None
-
-        def act(self) -> str:
-            """Act."""
-            return "done"
-
-    def one(completions, **_):
-        return [1.0] * len(completions)
-
-    (without,) = played(["ok" + END], environment_factory=Env, reward_funcs=one)
-    Env.get_reward = lambda self: None
-    (none,) = played(["ok" + END], environment_factory=Env, reward_funcs=one)
-    assert without.rewards == none.rewards == {"one": 1.0}
-
-
 def test_functions_are_tools_without_an_environment_and_with_one(played):
     def double(x: int) -> int:
         """Double it.
@@ -429,6 +387,9 @@ class Wordle:
     def reset(self, **kwargs) -> str | None:
         self.reward, self.done, self.word = 0.0, False, kwargs.get("word", "crane")
         return "\nGuess the word of five letters."
+
+    def get_reward(self):
+        return None
 
     def guess(self, guess: str) -> str:
         """

@@ -199,7 +199,7 @@ def test_a_hundred_thousand_groups_cost_what_is_shown(client, site: Path, monkey
 
     from oncurve.report.rows import packed
 
-    row = RolloutIndex(site / "runs" / "a").rows(3)[0]
+    row = {**RolloutIndex(site / "runs" / "a").rows(3)[0], "right": 1}
     path = site / "runs" / "a" / "rollouts" / "step-000009.jsonl.gz"
     path.write_bytes(gzip.compress(b""))
     rows = [{**row, "group": n, "offset": 0, "bytes": 20, "line": n} for n in range(100_000)]
