@@ -101,15 +101,11 @@ def test_an_engine_that_is_not_exact_gets_old_logprobs():
     assert trainer.train_step(PROMPTS)["policy/ratio"] == pytest.approx(1, abs=1e-9)
 
 
-def test_what_the_engine_states_does_not_stand_against_the_versions():
-    trainer = make(exact=True)
-    trainer.train_step(PROMPTS)
-    batch = batch_seen(trainer)
-    assert torch.equal(batch.old_logprobs, batch.rollout_logprobs)
-
-
-def test_the_recorded_ones_may_be_asked_for():
-    trainer = make(mixed=True, learner={"old_logprobs": "rollout", "ppo_epochs": 2})
+@pytest.mark.parametrize(
+    "given", [{"exact": True}, {"mixed": True, "learner": {"old_logprobs": "rollout", "ppo_epochs": 2}}]
+)
+def test_the_versions_stand_against_what_the_engine_states_and_the_recorded_ones_may_be_asked_for(given: dict):
+    trainer = make(**given)
     trainer.train_step(PROMPTS)
     batch = batch_seen(trainer)
     assert torch.equal(batch.old_logprobs, batch.rollout_logprobs)

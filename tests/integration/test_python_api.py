@@ -202,9 +202,10 @@ def test_an_argument_and_its_setting_are_the_same_configuration(tmp_path: Path) 
         run.close()
         return run.run.config
 
-    said = config(seed=5, template=template)
+    said = config(seed=5, template=template, kl_coef=0.5, lora_rank=None)
     rewards = [{"kind": "python", "function": reward}]
-    assert said == config({"template": template}, tables={"run": {"seed": 5}, "rewards": rewards}, reward=None)
+    tables = {"run": {"seed": 5}, "rewards": rewards, "kl.coef": 0.5}
+    assert said == config({"template": template}, tables=tables, reward=None)
     assert config(recipe=recipe, steps=None).kl.coef == 0.04
     both = config(preset=["dr_grpo", "lora"])
     assert (both.advantage, both.lora.rank) == (config(preset="dr_grpo").advantage, 16)
@@ -239,22 +240,6 @@ def test_a_run_shows_itself_its_groups_its_samples_and_its_metrics(model_folder:
     kept = resumed.groups()
     assert kept.step == 2
     assert kept == last
-
-
-def test_the_settings_that_people_turn_are_arguments_and_others_may_be_dotted() -> None:
-    with train(
-        reward=closure(3),
-        settings={"kl.estimator": "k2", "data": {"prompts_per_step": 2}},
-        group_size=2,
-        max_new_tokens=3,
-        learning_rate=1e-3,
-        kl_coef=0.5,
-        lora_rank=None,
-    ) as run:
-        config = run.run.config
-        assert (config.rollout.group_size, config.rollout.max_new_tokens) == (2, 3)
-        assert (config.learner.learning_rate, config.kl.coef, config.lora.rank) == (1e-3, 0.5, 0)
-        assert config.kl.estimator == "k2"
 
 
 def test_every_argument_that_is_a_setting_is_offered_and_documented() -> None:

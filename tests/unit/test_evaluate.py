@@ -112,11 +112,9 @@ def test_paired_difference_counts_only_what_changed() -> None:
     ("text", "answer"),
     [
         ("7*8=56\n#### 56 \nmore", "56"),
-        ("#### 1\n#### 2", "2"),
         (" yes ", "yes"),
         ("so ####", None),
         ("", None),
-        (r"x \boxed{7}", "7"),
     ],
 )
 def test_what_a_completion_votes_for(text, answer) -> None:

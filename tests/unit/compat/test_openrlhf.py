@@ -134,8 +134,6 @@ def test_defaults_are_openrlhfs() -> None:
         ("--train_batch_size 100", "train.batch_size: 1024 prompts .* cannot be divided into updates of 100"),
         ("--n_samples_per_prompt 0", "rollout.n_samples_per_prompt is 0, and must be a whole number above 0"),
         ("--n_samples_per_prompt", "expected one value, got 0 words"),
-        ("--n_samples_per_prompt 4 5", "expected one value, got 2 words"),
-        ("--n_samples_per_prompt four", "expected a whole number, got 'four'"),
         ("--bf16 true", "a flag without a value, got 'true'"),
         ("--eps_clip_low_high 0.2", "expected two numbers, got 1 words"),
         ("--kl_estimator k3 --init_kl_coef 0.1", "k3 in the reward is not here; give k1, or --algo.kl.use_loss"),
