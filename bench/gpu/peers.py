@@ -73,9 +73,8 @@ def steps(place: Place, count: int, settings: dict[str, Any], system: str = "trl
 
 
 def fixed(place: Place) -> None:
-    """Measure 64 groups of 8 completions of 512 tokens, without and with TRL's default of gradient checkpointing."""
+    """Measure 64 groups of 8 completions of 512 tokens."""
     steps(place, 2, {})
-    steps(place, 1, {"gradient_checkpointing": True})
 
 
 def natural(place: Place) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,6 +130,11 @@ def backend(graph: Any, inputs: Any, **_: Any) -> Any:
     return never
 
 
+def plain(function: Any) -> Any:
+    """The function that is compiled; one that has no other is returned as it is."""
+    return getattr(function, "__wrapped__", function)
+
+
 def cuda(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="cuda")
 
@@ -136,21 +142,24 @@ def cuda(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def calls() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """The compiled functions with arguments as in Qwen2.5-0.5B."""
     single, whole = torch.float32, torch.int64
-    norms, turned = (cuda(4096, 896, dtype=single), cuda(896)), (cuda(4096, 14, 64), cuda(4096, 1, 64))
+    x, weight, turned = cuda(4096, 896, dtype=single), cuda(896), (cuda(4096, 14, 64), cuda(4096, 1, 64))
     gates = cuda(4096, 4864), cuda(4096, 4864)
     logits = cuda(2200, 15232)
     return {
-        "_normed": (rms_norm._normed, (*norms, 1e-6)),
+        "_normed": (partial(plain(rms_norm._normed), weight=weight, eps=1e-6), (x,)),
         "_differentiated": (
-            rms_norm._differentiated,
-            (norms[0], cuda(4096, 896), norms[1], cuda(4096, 1, dtype=single), True),
+            partial(plain(rms_norm._differentiated), weight=weight, with_weight=True),
+            (x, cuda(4096, 896), cuda(4096, 1, dtype=single)),
         ),
         "_rotate": (elementwise._rotate, (*turned, turned[1])),
         "_rotate_back": (elementwise._rotate_back, (*turned, turned[1])),
         "_gate": (elementwise._gate, gates),
         "_gate_back": (elementwise._gate_back, (*gates, gates[0], True)),
-        "_moments": (linear_logprobs._moments, (logits, 1.0, True)),
-        "_gradient": (linear_logprobs._gradient, (logits, logits, cuda(2200, 1, dtype=single), 1.0, None)),
+        "_moments": (
+            partial(plain(linear_logprobs._moments), temperature=1.0, with_mean=True, truncated=False),
+            (logits,),
+        ),
+        "_gradient": (linear_logprobs._gradient, (logits, logits, cuda(2200, 1, dtype=single), 1.0, None, False)),
         "uniform_at": (graph_buffers._uniforms, (cuda(256, dtype=whole), cuda(256, dtype=whole))),
         "_advance": (
             graph_buffers._advance,
@@ -172,7 +181,7 @@ def main() -> None:
             KERNELS.clear()
             torch._dynamo.reset()
             try:
-                torch.compile(function.__wrapped__, dynamic=True, backend=backend, fullgraph=True)(*given)
+                torch.compile(plain(function), dynamic=True, backend=backend, fullgraph=True)(*given)
             except CompiledError:
                 found[name] = list(KERNELS)
             except TorchRuntimeError as error:  # some operations on fake tensors ask for the CUDA build

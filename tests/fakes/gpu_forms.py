@@ -30,7 +30,7 @@ from oncurve.ops import at_least_float32
 from oncurve.rollout import sampler
 from oracles.plain_flash import plain_backward, plain_forward
 
-COMPILED = {"_differentiated": 3}
+COMPILED = {"_differentiated": 2}
 """Kernels of a compiled function where they are not one."""
 
 FLASH_BACKWARD = 6

@@ -78,6 +78,9 @@ VARYING = {
 """Of torch's list for `use_deterministic_algorithms`, those that a language model may meet. Beside them: `index_put`
 that accumulates, `cumsum` of floating-point numbers."""
 
+VARYING_UNLESS_ASKED = {"embedding_dense_backward"}
+"""Those that add in one order where torch's deterministic mode is on."""
+
 TAKES_HOST_INDICES = {"index", "index_put_", "_index_put_impl_", "index_put"}
 
 NEEDS_ONE_DEVICE = {"index_select", "index_copy_", "index_copy", "index_add_", "gather", "scatter_", "scatter_add_"}
@@ -393,6 +396,8 @@ def _check(operation: _Operation, args: Any, kwargs: Any, ours: list[Any], hosts
 def _varies(operation: _Operation, args: Any, kwargs: Any) -> bool:
     if operation.name in TAKES_HOST_INDICES - {"index"}:
         return bool(kwargs.get("accumulate", len(args) > 3 and args[3]))
+    if operation.name in VARYING_UNLESS_ASKED:
+        return not torch.are_deterministic_algorithms_enabled()
     return operation.name in VARYING or (operation.name == "cumsum" and args[0].is_floating_point())
 
 

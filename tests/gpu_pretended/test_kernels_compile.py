@@ -93,7 +93,8 @@ def test_compiled_functions(tmp_path: Path) -> None:
     program = Path(__file__).parents[1] / "fakes" / "compile_for_gpu.py"
     place = os.pathsep.join(sys.path)
     settings = {"PYTHONPATH": place, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-    said = subprocess.run([sys.executable, program], env=os.environ | settings, capture_output=True, check=True)
+    said = subprocess.run([sys.executable, program], env=os.environ | settings, capture_output=True, check=False)
+    assert said.returncode == 0, said.stderr.decode()[-2000:]
     found = json.loads(said.stdout)
     assert found.keys() >= {"_normed", "_differentiated", "_rotate", "_rotate_back", "_gate", "_gate_back", "_moments"}
     assert {name: len(kernels) for name, kernels in found.items()} == {name: COMPILED.get(name, 1) for name in found}

@@ -52,7 +52,7 @@ def sets_of(sizes: Sequence[int], ids: bytes, vocabulary: int) -> list[list[int]
 
 def masked(logits: Tensor, sets: Sequence[Sequence[int]]) -> Tensor:
     """Logits `(n, V)` with `OUTSIDE` where a token is not in its row's set."""
-    outside = torch.ones(logits.shape, dtype=torch.bool)
+    outside = torch.ones(logits.shape, dtype=torch.bool, device=logits.device)
     for row, kept in enumerate(sets):
         outside[row, list(kept)] = False
     return torch.where(outside, OUTSIDE, logits)

@@ -51,8 +51,7 @@ class Accumulated:
 class LocalLearner:
     """A learner in this process: the sampler reads the very module that is trained, so there is nothing to transfer.
 
-    Two runs of the same updates on the same machine give the same bits, and so does a learner that was loaded. On CUDA
-    this holds for half-precision models; the attention of a float32 one adds in an order that varies.
+    Two runs of the same updates on the same machine give the same bits, and so does a learner that was loaded.
     Entropy is always measured (and logged) at the sampled distribution; it enters the gradient only through a bonus.
     """
 

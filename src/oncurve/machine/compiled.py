@@ -17,6 +17,9 @@ from oncurve.base.output import warn
 
 _FORMS = 64
 
+_EXAMPLE = 509, 16411
+"""Rows of an example, and the most numbers of one: primes, so that the compiler takes no other size for the same."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -65,3 +68,32 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
         return result
 
     return call
+
+
+def compiled_sum(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the same for a function that adds up: in every process in one order, whatever sizes come first there.
+
+    torch chooses kernels by the sizes of the first call. So an example comes before it, with as many rows everywhere.
+    Tensors given by position have rows, in their first dimension; what is given by name has none.
+    """
+    compiled_function, seen = compiled(function), set[Any]()
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        rows = [x for x in args if isinstance(x, Tensor)]
+        if on_gpu(rows[0].device):
+            named = [x.dtype if isinstance(x, Tensor) else x for x in kwargs.values()]
+            form = *((x.dtype, x.shape[1:], x.stride()) for x in rows), *named
+            if form not in seen:
+                seen.add(form)
+                compiled_function(*map(_example, rows), **kwargs)  # type: ignore[arg-type]
+        return compiled_function(*args, **kwargs)
+
+    return call
+
+
+def _example(x: Tensor) -> Tensor:
+    rows, most = _EXAMPLE
+    if x.is_contiguous():
+        return x.new_empty(rows, *(min(size, most) for size in x.shape[1:]))
+    return x.new_empty_strided((rows, *x.shape[1:]), x.stride())

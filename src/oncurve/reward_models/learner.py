@@ -22,6 +22,7 @@ from oncurve.base.errors import DataError
 from oncurve.components import Component
 from oncurve.learner import MasterAdamW, Schedule, UpdateResult, scheduled_rate
 from oncurve.losses import bradley_terry, step_cross_entropy
+from oncurve.machine.in_order import lookups_in_order
 from oncurve.metrics import Metrics
 from oncurve.models.classifiers import (
     Classifier,
@@ -208,7 +209,8 @@ class RewardLearner:
         losses = []
         rows = len(read[0].texts) if read else 1
         for indices in batches_by_length([each.longest for each in read], TOKENS // rows):
-            total, right = self._piece([read[index] for index in indices])
+            with lookups_in_order(self.classifier.module):
+                total, right = self._piece([read[index] for index in indices])
             if backward:
                 (total / count).backward()  # type: ignore[no-untyped-call]
             losses.append(float(total.detach()) / count)

@@ -239,14 +239,14 @@ def test_a_gpus_norm_has_the_value_and_gradients_of_the_cpus(dtype, weight, shap
     scale = torch.randn(shape[-1]).to(weight).requires_grad_()
     leaf = x.clone().requires_grad_()
     wanted = rms_norm._RMSNorm.apply(leaf, scale, 1e-5)
-    normed, inverse = rms_norm._normed(x, scale, 1e-5)
+    normed, inverse = rms_norm._normed(x, weight=scale, eps=1e-5)
     assert normed.dtype == wanted.dtype
     assert_close(normed, wanted)
-    by_x, by_weight = rms_norm._differentiated(x, grad, scale, inverse, True)
-    for found, right in zip((by_x, by_weight), torch.autograd.grad(wanted, (leaf, scale), grad), strict=True):
+    by_x, parts = rms_norm._differentiated(x, grad, inverse, weight=scale, with_weight=True)
+    for found, right in zip((by_x, parts.sum(0)), torch.autograd.grad(wanted, (leaf, scale), grad), strict=True):
         assert_close(found, right, weight)
     assert by_x.dtype == dtype
-    assert rms_norm._differentiated(x, grad, scale, inverse, False)[1] is None
+    assert rms_norm._differentiated(x, grad, inverse, weight=scale, with_weight=False)[1] is None
 
 
 def test_the_sum_of_many_layers_is_kept_in_float32_where_weights_are_bf16():

@@ -1,13 +1,14 @@
 """Functions compiled on CUDA equal the uncompiled ones; a function that cannot be compiled runs uncompiled."""
 
 import copy
+import functools
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from oncurve.machine import compiled as module
-from oncurve.machine.compiled import compiled
+from oncurve.machine.compiled import compiled, compiled_sum
 from oncurve.models.head import linear_logprobs
 from oncurve.models.layers import elementwise, rms_norm
 
@@ -21,9 +22,20 @@ def in_place(n):
     return logits, logits, torch.randn(n, 1), 1.0, None, False
 
 
+def named(function, **arguments):
+    """The function with arguments given by name, for the compiler to see as they are."""
+
+    @functools.wraps(function.__wrapped__)
+    def call(*args):
+        return function.__wrapped__(*args, **arguments)
+
+    call.__wrapped__ = call
+    return call
+
+
 WEIGHT = torch.nn.Parameter(torch.linspace(-1, 2, 32, dtype=torch.bfloat16), requires_grad=False)
 COMPILED = {
-    "norm": (rms_norm._normed, lambda n: (torch.randn(1, n, 32), WEIGHT, 1e-6)),
+    "norm": (named(rms_norm._normed, weight=WEIGHT, eps=1e-6), lambda n: (torch.randn(1, n, 32),)),
     "rotation": (elementwise._rotate, lambda n: heads_and_tables(n)),
     "rotation backward": (elementwise._rotate_back, lambda n: heads_and_tables(n)),
     "gate": (elementwise._gate, lambda n: (torch.randn(1, n, 16), torch.randn(1, n, 16))),
@@ -34,8 +46,12 @@ COMPILED = {
         lambda n: (torch.randn(n, 40), torch.empty(n, 40), torch.randn(n, 1), 0.7, torch.randn(n, 3), True),
     ),
     "norm backward": (
-        rms_norm._differentiated,
-        lambda n: (torch.randn(1, n, 32), torch.randn(1, n, 32).bfloat16(), WEIGHT, torch.rand(1, n, 1), True),
+        named(rms_norm._differentiated, weight=WEIGHT, with_weight=True),
+        lambda n: (torch.randn(n, 2, 32), torch.randn(n, 2, 32).bfloat16(), torch.rand(n, 2, 1)),
+    ),
+    "moments": (
+        named(linear_logprobs._moments, temperature=0.7, with_mean=True, truncated=True),
+        lambda n: (torch.randn(n, 40),),
     ),
 }
 """Each function with arguments of a size `n`."""
@@ -82,6 +98,20 @@ def test_on_a_gpu_it_is_compiled_once(monkeypatch):
     function, given = compiled(doubled), torch.ones(1).as_subclass(OnCuda)
     assert [function(given), function(given)] == ["compiled", "compiled"]
     assert made == [(doubled, True, {"deterministic": True})]
+
+
+def test_a_sum_is_compiled_for_the_same_sizes_whatever_comes_first(monkeypatch):
+    """The sizes that the compiler sees first are those by which it chooses the order of a sum."""
+    orders = []
+    for sizes in ((3, 7, 300), (300, 3)):
+        met = []
+        monkeypatch.setattr(module.torch, "compile", lambda f, met=met, **_: lambda x, **__: met.append(tuple(x.shape)))
+        function = compiled_sum(doubled)
+        for rows in sizes:
+            function(torch.ones(rows, 20000).as_subclass(OnCuda), times=2)
+        assert met[-len(sizes) :] == [(rows, 20000) for rows in sizes]
+        orders.append(met[: -len(sizes)])
+    assert orders == [[(509, 16411)], [(509, 16411)]]
 
 
 def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(monkeypatch):

@@ -146,8 +146,7 @@ def test_on_cuda_values_and_gradients_are_those_of_the_padded_rows_and_always_th
     )
     assert relative(ours, theirs) < (1e-3 if dtype == torch.float32 else 5e-2)
     assert set(flash._TRIED.values()) <= {None}
-    if dtype == torch.bfloat16:
-        assert all(torch.equal(one, other) for one, other in zip(ours, again, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(ours, again, strict=True))
 
 
 def whole_rows(prefix, suffix, groups):

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from oncurve.machine.in_order import lookups_in_order
 from oncurve.models.head import gradient_dtype
 
 
@@ -19,8 +20,8 @@ def sparse_embeddings(module: nn.Module) -> Iterator[Callable[[], None]]:
     A table of 152,000 rows need not be allocated, widened and added for the few hundred rows of a micro-batch, and the
     rows are summed in the precision that the gradient is accumulated in. Lookups go through a stand-in of the weight
     that shares its memory: with a head tied to it, autograd would otherwise hold the head's whole gradient until the
-    lookup's arrives, and then their sum as a third tensor. Other devices keep their dense gradient: there a sparse one
-    is added by atomic operations, in an order that varies.
+    lookup's arrives, and then their sum as a third tensor. On other devices the gradient is dense, and a GPU adds it up
+    in a fixed order.
 
     The function it yields is called after each micro-batch. It adds the rows so far to the head's gradient, where there
     is one, or merges them once they outnumber the table's rows, so that they do not grow with the batch.
@@ -44,7 +45,8 @@ def sparse_embeddings(module: nn.Module) -> Iterator[Callable[[], None]]:
                 part.weight.grad = found.coalesce()
 
     try:
-        yield settle
+        with lookups_in_order(module):
+            yield settle
     finally:
         for part, weight in looked_up:
             found = part.weight.grad
@@ -57,7 +59,7 @@ def sparse_embeddings(module: nn.Module) -> Iterator[Callable[[], None]]:
 def rows_looked_up(module: nn.Module) -> Iterator[None]:
     """Within: the same lookups, of parameters that are whole for a pass alone; the backward pass comes after it.
 
-    The rows are added to `.grad`, which is dense, as soon as they are there.
+    The rows are added to `.grad`, which is dense, as soon as they are there. A GPU adds them up in a fixed order.
     """
     looked_up = _embeddings(module)
     for part, weight in looked_up:
@@ -65,7 +67,8 @@ def rows_looked_up(module: nn.Module) -> Iterator[None]:
         part.weight.grad_dtype = torch.promote_types(weight.dtype, torch.float32)
         part.weight.register_post_accumulate_grad_hook(partial(_settle, weight))  # type: ignore[no-untyped-call]
     try:
-        yield
+        with lookups_in_order(module):
+            yield
     finally:
         for part, weight in looked_up:
             part.sparse, part.weight = False, weight

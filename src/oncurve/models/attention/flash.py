@@ -18,8 +18,7 @@ rows. A warning is given once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -27,11 +26,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from oncurve.base.output import warn
+from oncurve.machine.in_order import in_order
 from oncurve.models.attention.packed_rows import PackedContext, RowLayout
-
-IN_ORDER = True
-"""Whether the backward kernel adds up a query's gradient in a fixed order, so that two runs give the same bits; without
-it atomic operations add in an order that varies."""
 
 _CLOSE = 5e-2
 
@@ -180,7 +176,7 @@ class _Flash(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, log_sums, *random = ctx.saved_tensors
         sequences = ctx.sequences
-        with _in_order():
+        with in_order():
             by_query, *by_gathered = ctx.backward_kernel(
                 *(grad, query, *sequences.gathered(key, value), out, log_sums),
                 *(*sequences.tables, 0.0, True, *random),
@@ -188,23 +184,6 @@ class _Flash(torch.autograd.Function):
             )
         by_key, by_value = sequences.repeats.summed(torch.cat(by_gathered, 1)).split(key.shape[1], 1)
         return by_query, by_key, by_value, None, None, None, None
-
-
-@contextmanager
-def _in_order() -> Iterator[None]:
-    """Within: the backward kernel adds in a fixed order. It reads a setting of the whole process, in which no other
-    thread computes on the device meanwhile.
-    """
-    memory: Any = torch.utils.deterministic
-    before, filled = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
-    if IN_ORDER:
-        torch.set_deterministic_debug_mode("error")
-        memory.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(before)
-        memory.fill_uninitialized_memory = filled
 
 
 def _usable(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> bool:

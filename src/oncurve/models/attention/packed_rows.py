@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oncurve.machine.in_order import differentiated_in_order
 from oncurve.models.attention.cpu_kernel import fits, rows_attention
 from oncurve.types import sent
 
@@ -93,16 +94,14 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor
     grouped = shared > 1 and query.device.type == "cpu"
     if shared > 1 and not grouped:  # elsewhere a mask together with grouped heads falls back to the slowest kernel
         key, value = key.repeat_interleave(shared, 2), value.repeat_interleave(shared, 2)
-    attended = nn.functional.scaled_dot_product_attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=grouped,
-    )
-    return attended.transpose(1, 2)
+
+    def attend(*inputs: Tensor) -> Tensor:
+        asked, keys, values = (x.transpose(1, 2) for x in inputs)
+        return nn.functional.scaled_dot_product_attention(
+            asked, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+        ).transpose(1, 2)
+
+    return differentiated_in_order(attend, query, key, value)
 
 
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -71,9 +72,12 @@ def capture_on(device: torch.device) -> Capture | None:
     if device.type != "cuda":
         return None
     stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    pool = torch.cuda.graph_pool_handle()
+    alive, pool = WeakSet[Any](), torch.cuda.graph_pool_handle()
 
     def capture(step: Callable[[], None]) -> Callable[[], None]:
+        nonlocal pool
+        if not alive:  # a pool ends with the last of its graphs
+            pool = torch.cuda.graph_pool_handle()
         with torch.cuda.device(device):
             current = torch.cuda.current_stream()
             stream.wait_stream(current)
@@ -85,6 +89,7 @@ def capture_on(device: torch.device) -> Capture | None:
             # Other threads may go on using the device meanwhile: only what this one does is captured.
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 step()
+        alive.add(graph)
         replay: Callable[[], None] = graph.replay
         return replay
 

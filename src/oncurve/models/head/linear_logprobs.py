@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from oncurve.machine.compiled import compiled
+from oncurve.machine.compiled import compiled, compiled_sum
 from oncurve.models.head.gradient_buffers import GradientByRows
 from oncurve.models.head.kept_sets import FAR, NEGLIGIBLE, KeptSets
 
@@ -145,7 +145,7 @@ class _LinearLogprobs(torch.autograd.Function):
             chosen += torch.where(inside, logits.gather(1, place), 0.0).squeeze(1)
             for rows in _slices(logits):
                 sums[number, rows], means[number, rows] = _moments(
-                    logits[rows], temperature, with_entropy, sets is not None
+                    logits[rows], temperature=temperature, with_mean=with_entropy, truncated=sets is not None
                 )
         total = sums.logsumexp(0)
         logprobs = chosen / temperature - total
@@ -195,8 +195,8 @@ class _LinearLogprobs(torch.autograd.Function):
         return by_hidden, None if by_weight is None else by_weight.done(), *[None] * 6
 
 
-@compiled
-def _moments(logits: Tensor, temperature: float, with_mean: bool, truncated: bool) -> tuple[Tensor, Tensor]:
+@compiled_sum
+def _moments(logits: Tensor, *, temperature: float, with_mean: bool, truncated: bool) -> tuple[Tensor, Tensor]:
     """Return for z = `logits (n, v)` / τ: `log Σ_v exp z` and the mean of z under its softmax (or 0), `(n,)` each."""
     logits = logits.to(_exact(logits))
     top = logits.amax(1, keepdim=True)

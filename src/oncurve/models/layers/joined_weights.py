@@ -13,27 +13,49 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from oncurve.models.adapters import low_rank_of
+from oncurve.models.adapters import base_of, joined_factors, low_rank_of
 from oncurve.models.layers.prepacked_weights import is_plain
 
 
 class JoinedLinear:
-    """Linear layers with one input as one product: `(..., H)` -> `(..., O)`, O all outputs concatenated."""
+    """Linear layers with one input as one product: `(..., H)` -> `(..., O)`, O all outputs concatenated.
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        self._first = layers[0].weight
-        self._weight = _joined([layer.weight for layer in layers])
-        biases = [layer.bias for layer in layers if layer.bias is not None]
+    What their adapters add is one product of each factor, by copies that `adapt` makes, always in the same memory.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        linears = [cast(nn.Linear, base_of(layer)) for layer in layers]
+        self._layers, self._sizes = layers, [linear.out_features for linear in linears]
+        self._first = linears[0].weight
+        self._weight = _joined([linear.weight for linear in linears])
+        biases = [linear.bias for linear in linears if linear.bias is not None]
         self._bias = _joined(biases) if biases else None
+        self._factors: tuple[Tensor, Tensor] | None = None
+        self._adapted = False
 
     @property
     def holds(self) -> bool:
         """Return whether the layers' weights are still where they were joined."""
         return self._first.data_ptr() == self._weight.data_ptr()
 
+    def adapt(self) -> None:
+        """Take the factors that the layers add now."""
+        found = joined_factors([low_rank_of(layer) for layer in self._layers], self._sizes, self._weight.dtype)
+        self._adapted = found is not None
+        if found is None:
+            return
+        if self._factors is None:
+            self._factors = found
+        for kept, new in zip(self._factors, found, strict=True):
+            kept.copy_(new)
+
     def __call__(self, x: Tensor) -> Tensor:
         """Return all layers' outputs of `x`, concatenated."""
-        return nn.functional.linear(x, self._weight, self._bias)
+        out = nn.functional.linear(x, self._weight, self._bias)
+        if self._adapted and self._factors is not None:
+            a, b = self._factors
+            out.view(-1, len(b)).addmm_(nn.functional.linear(x, a).view(-1, len(a)), b.t())
+        return out
 
 
 def _joined(parameters: Sequence[Tensor]) -> Tensor:
@@ -52,15 +74,19 @@ Joined = Mapping[nn.Module, Sequence[JoinedLinear]]
 
 @torch.no_grad()
 def join(products: Mapping[nn.Module, Sequence[Sequence[nn.Module]]], before: Joined) -> Joined:
-    """Return every block's products joined: `before`, what a call gave earlier, unless weights have moved since.
+    """Return every block's products joined, with the factors that adapters add now: `before`, what a call gave earlier,
+    unless weights have moved since.
 
-    A block whose layers are not plain, or have an adapter, is left out.
+    A block whose layers are not plain is left out.
     """
-    if before and all(joined.holds for each in before.values() for joined in each):
-        return before
-    return {
-        block: [JoinedLinear(cast(Sequence[nn.Linear], layers)) for layers in groups]
-        for block, groups in products.items()
-        if all(is_plain(layer) and low_rank_of(layer) is None for layer in chain(*groups))
-        and all(len({layer.bias is None for layer in layers}) == 1 for layers in groups)
-    }
+    joined = before
+    if not before or not all(one.holds for each in before.values() for one in each):
+        joined = {
+            block: [JoinedLinear(layers) for layers in groups]
+            for block, groups in products.items()
+            if all(is_plain(layer) for layer in chain(*groups))
+            and all(len({cast(nn.Linear, base_of(layer)).bias is None for layer in layers}) == 1 for layers in groups)
+        }
+    for one in chain(*joined.values()):
+        one.adapt()
+    return joined

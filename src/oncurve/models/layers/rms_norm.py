@@ -3,7 +3,7 @@
 transformers computes RMS norms in float32, step by step. `F.rms_norm` gives the same bits in float32 and bf16 (tested),
 takes fewer steps, and is exact in float64, so gradients can be compared to 1e-10. Its backward is written out here: on
 the CPU torch differentiates it step by step, with a dozen passes over memory instead of six.
-On a GPU both passes are compiled: a kernel each, and the sum of the parts of the weight's gradient.
+On a GPU both passes are compiled: a kernel each, and two sums for the weight's gradient.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.hooks import RemovableHandle
 
-from oncurve.machine.compiled import compiled
+from oncurve.machine.compiled import compiled_sum
 from oncurve.ops import at_least_float32
 
 _AT_ONCE = 1 << 18
 """Numbers in one block of a norm's backward on a CPU: 1 MiB in float32, which stays in a core's L2 cache."""
+
+_PART = 64
+"""Rows that a GPU adds up at once for a weight's gradient."""
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -39,14 +42,19 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, inverse = ctx.saved_tensors
         if inverse is not None:
-            return *_differentiated(x, grad, weight, inverse, ctx.needs_input_grad[1]), None
+            shape = *inverse.shape[:-1], len(weight)
+            by_x, parts = _differentiated(
+                *(x.reshape(shape), grad.reshape(shape), inverse), weight=weight, with_weight=ctx.needs_input_grad[1]
+            )
+            return by_x.view(x.shape), None if parts is None else parts.sum(0), None
         return *_differentiated_in_cache(x, grad, weight, ctx.eps, ctx.needs_input_grad[1]), None
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor | None]:
     """Return `x` normed, and off the CPU `1 / r` of each row: without it, the backward would take a kernel more."""
     if x.device.type != "cpu":
-        return _normed(x, weight, eps)
+        normed, inverse = _normed(x.flatten(0, -2) if x.is_contiguous() else x, weight=weight, eps=eps)
+        return normed.view(x.shape), inverse
     if x.dtype == weight.dtype:
         return nn.functional.rms_norm(x, weight.shape, weight, eps), None
     norm = torch.linalg.vector_norm(
@@ -56,23 +64,26 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor | N
     return (x * inverse).to(weight.dtype).mul_(weight), None
 
 
-@compiled
-def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+@compiled_sum
+def _normed(x: Tensor, *, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     inverse = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
     return (wide * inverse).to(weight.dtype) * weight, inverse
 
 
-@compiled
+@compiled_sum
 def _differentiated(
-    x: Tensor, grad: Tensor, weight: Tensor, inverse: Tensor, with_weight: bool
+    x: Tensor, grad: Tensor, inverse: Tensor, *, weight: Tensor, with_weight: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients in `x` and, where wanted, in the weight, whose sum over the rows has a fixed order."""
+    """Return the gradients in `x` and, where wanted, in the weight: its sums over `_PART` rows each."""
     arrived = grad.to(inverse.dtype)
     normed, change = x * inverse, arrived * weight
     by_x = (change - normed * (change * normed).mean(-1, keepdim=True)) * inverse
-    by_weight = (arrived * normed).flatten(0, -2).sum(0) if with_weight else None
-    return by_x.to(x.dtype), by_weight
+    if not with_weight:
+        return by_x.to(x.dtype), None
+    rows = (arrived * normed).flatten(0, -2)
+    whole = nn.functional.pad(rows, (0, 0, 0, -len(rows) % _PART))
+    return by_x.to(x.dtype), whole.view(-1, _PART, rows.shape[1]).sum(1)
 
 
 def _differentiated_in_cache(
