@@ -52,7 +52,6 @@ def one_token(objective: Objective, advantage: float, ratio: float) -> tuple[flo
         (1, 5, {"dual_clip": 3.0, "delta": 4.0}, -1.2, 0),
         (-1, 0.7, {"clip_low": 0.4}, 0.7, 0.7),
         (-1, 0.01, {"clip_low": 10.0}, 0.01, 0.01),
-        (0, 3, {}, 0, 0),
         (1, 1, {"clip_low": 0.0, "clip_high": 0.0}, -1, -1),
     ],
 )

@@ -246,7 +246,6 @@ def test_defaults_of_rlox_are_those_of_its_class(tmp_path: Path) -> None:
         ({"algorithm": "grpo", "hyperparameters": {"group_size": "x"}}, "expected a whole number, got 'x'"),
         ({"algorithm": "grpo", "hyperparameters": [1]}, "hyperparameters: rlox 1.2 has no such setting"),
         ({"algorithm": "grpo", "config": {"kl_coef": 1}, "hyperparameters": {"kl_coef": 2}}, "leave one of them out"),
-        ({"algorithm": "grpo", "callbacks": ["video"]}, "'video': expected eval, checkpoint, progress or timing"),
     ],
 )
 def test_a_file_with_other_settings_is_refused(tmp_path: Path, tables: Any, message: str) -> None:
