@@ -1,6 +1,7 @@
 """Hooks of `mkdocs build`: reference pages made from the code, pages of source files, equations.
 
-* index.md is the README. configuration.md, metrics.md, coming-from.md and api.md are made here, and stand in no folder.
+* index.md is the README. configuration.md, metrics.md, coming-from.md and api.md are made here; docs/ has short pages
+  in place of the first three, for readers of the repository.
 * llms.txt names the pages.
 * A link out of docs/, such as `../src/oncurve/kl.py`, leads to a page with that file.
 * Blocks of LaTeX (```math) become MathML, which browsers draw without a script.
@@ -40,6 +41,9 @@ def on_files(files: Files, config: Any) -> Files:
         "decisions/index.md": decisions(),
     }
     for name, text in made.items():
+        short = files.get_file_from_path(name)
+        if short is not None:
+            files.remove(short)
         files.append(File.generated(config, name, content=text))
     unread = [*files.documentation_pages()]
     while unread:

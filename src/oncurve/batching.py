@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from oncurve.randomness import permutation
-from oncurve.types import RAGGED, Completion, Group, Score, TrainBatch, axes_of
+from oncurve.types import Completion, Group, Score, TrainBatch, axes_of
 
 _PASSES_LIMIT = 1 << 20
 
@@ -226,36 +226,6 @@ def _flat_rows(lengths: Tensor, rows: Tensor) -> Tensor:
     counts = lengths[rows]
     shifts = starts[rows] - (counts.cumsum(0) - counts)  # from a token's place in the result to that among all tokens
     return torch.arange(int(counts.sum()), device=rows.device) + shifts.repeat_interleave(counts)
-
-
-def concat(batches: Sequence[Batch]) -> Batch:
-    """Return the batches one after another, group ids shifted, padded to the longest.
-
-    Raises ValueError: no batches, ones of different kinds, or a field that only some of them have.
-    """
-    if not batches or any(type(batch) is not type(batches[0]) for batch in batches):
-        kinds = ", ".join(dict.fromkeys(type(batch).__name__ for batch in batches)) or "none"
-        raise ValueError(f"concat needs at least one batch, and all of one kind; got {kinds}")
-    joined: dict[str, Any] = {}
-    for name, axes in axes_of(batches[0]).items():
-        parts = [getattr(batch, name) for batch in batches]
-        present = [part for part in parts if part is not None]
-        if not present:
-            continue
-        if len(present) != len(parts):
-            raise ValueError(f"{name} is in {len(present)} of {len(parts)} batches; it must be in all or none")
-        if axes in RAGGED:
-            joined[name] = tuple(chain.from_iterable(present))
-            continue
-        if axes in ("BT", "BS"):
-            width = max(part.shape[1] for part in present)
-            sides = [0, 0] * (present[0].ndim - 2)  # a field may have more after (B, T): nothing is added there
-            present = [torch.nn.functional.pad(part, [*sides, 0, width - part.shape[1]]) for part in present]
-        joined[name] = torch.cat(present)
-    shifts = torch.tensor([0, *(len(batch.prompts) for batch in batches[:-1])]).cumsum(0)
-    sizes = torch.tensor([batch.size for batch in batches])
-    joined["group_ids"] = joined["group_ids"] + shifts.repeat_interleave(sizes).to(joined["group_ids"].device)
-    return replace(batches[0], **joined)
 
 
 def minibatches(batch: Batch, count: int, seed: int, step: int, pass_index: int) -> list[Batch]:

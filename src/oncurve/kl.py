@@ -62,8 +62,9 @@ def k3(logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"])
     were, its gradient would change sign (to +1). Above d = 20 the function is a straight line already, to 2e-9.
     """
     x = ref_logprobs - logprobs
+    near = x.detach().clamp(max=_FAR)  # of which a bound is chosen, so that the gradient at it is that of x
     tangent = math.exp(_FAR) * torch.relu(x - _FAR)
-    return torch.expm1(x.clamp(max=_FAR)) + tangent - x
+    return torch.expm1(torch.where(near == x, x, near)) + tangent - x
 
 
 def ratio_k3(

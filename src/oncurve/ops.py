@@ -121,19 +121,6 @@ def masked_mean(
     return torch.where(kept, x, torch.zeros_like(x)).sum(dim) / kept.sum(dim).clamp(min=1)
 
 
-def masked_var(
-    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: int | None = None, ddof: int = 1
-) -> Float[Tensor, "..."]:
-    """Return variance of the elements where `mask`, `Σ m·(x - mean)² / (Σ m - ddof)`; two passes, never E[x²] - E[x]².
-
-    Shapes as in `masked_mean`. Fewer than `ddof + 1` elements have variance 0 here.
-    """
-    kept = mask.bool()
-    mean = masked_mean(x, kept, dim)
-    centred = torch.where(kept, x - (mean if dim is None else mean.unsqueeze(dim)), torch.zeros_like(x))
-    return centred.square().sum(dim) / (kept.sum(dim) - ddof).clamp(min=1)
-
-
 def clamped_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return probability ratio `ρ = exp(clamp(log ρ, ±20))`, whose gradient is `ρ` on both sides of the clamp.
 
@@ -142,6 +129,16 @@ def clamped_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]
     """
     clamped = log_ratio.detach().clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
     return (clamped + (log_ratio - log_ratio.detach())).exp()
+
+
+def clip(x: Float[Tensor, "*shape"], low: float = -torch.inf, high: float = torch.inf) -> Float[Tensor, "*shape"]:
+    """Return `min(max(x, low), high)`, whose gradient is 1 from `low` to `high`, both included, and 0 beyond.
+
+    `Tensor.clamp` has the gradient 0 at a bound from torch 2.14 on, and 1 before: a clip of width 0 at ρ = 1 would
+    halve the gradient of the surrogate.
+    """
+    clipped = x.detach().clamp(low, high)
+    return torch.where(clipped == x, x, clipped)
 
 
 def segment_sum(values: Num[Tensor, "B"], group_ids: Int[Tensor, "B"], groups: int) -> Num[Tensor, "{groups}"]:

@@ -207,10 +207,15 @@ def test_the_adaptive_controller(kl: float, expected: float) -> None:
     assert KLPenalty(where="reward", coef=0.001).steered(0.001, kl, 1024) == 0.001
 
 
-@pytest.mark.parametrize(("value", "expected"), [(1.0, 0.32), (0.2, 0.005)])
-def test_the_clipped_value_loss(value: float, expected: float) -> None:
-    old, wanted = torch.tensor(0.5), torch.tensor(0.2)
-    assert float(value_loss(torch.tensor(value), old, wanted, 0.2)) == pytest.approx(expected, rel=1e-6)
+@pytest.mark.parametrize(
+    ("value", "clip", "expected", "slope"), [(1.0, 0.2, 0.32, 0.8), (0.2, 0.2, 0.005, 0), (0.75, 0.25, 0.15125, 0.55)]
+)
+def test_the_clipped_value_loss(value: float, clip: float, expected: float, slope: float) -> None:
+    """Its gradient, too: at the edge of the clip it is whole."""
+    now, old, wanted = torch.tensor(value, requires_grad=True), torch.tensor(0.5), torch.tensor(0.2)
+    loss = value_loss(now, old, wanted, clip)
+    loss.backward()
+    assert (loss.item(), now.grad.item()) == pytest.approx((expected, slope), rel=1e-6)
 
 
 def test_whitening_nothing_or_one_value_gives_exactly_0() -> None:

@@ -11,6 +11,7 @@ from fakes.batches import rows_of
 from oncurve.losses import (
     OBJECTIVE_KINDS,
     Clipped,
+    Gmpo,
     KLPenalty,
     Objective,
     Regularizer,
@@ -65,6 +66,12 @@ def test_clipped_surrogate(
 ) -> None:
     got = one_token(kind(**settings), advantage, ratio)
     assert got == pytest.approx((loss, gradient), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Clipped, SequenceProduct, Gmpo])
+def test_at_ratio_one_the_gradient_is_whole_however_narrow_the_clip(kind: type[Clipped | Gmpo]) -> None:
+    assert one_token(kind(clip_low=0.0, clip_high=0.0), 1.0, 1.0) == (-1, -1)
+    assert one_token(kind(clip_low=0.0, clip_high=0.0), -1.0, 1.0) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", [Clipped, SequenceProduct])

@@ -12,9 +12,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import oncurve
 import oncurve.forecast.command as forecasting
 from fakes.tables import table
-from oncurve.base.errors import UserError
+from oncurve.base.errors import ConfigError, UserError
 from oncurve.cli import app
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
@@ -131,10 +132,19 @@ def test_bad_input_says_the_mend(words: list[str], said: str, monkeypatch: pytes
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("word", ["rollout.max_new_tokens=300", "eval.max_new_tokens=300"])
+def test_a_plan_and_a_run_refuse_a_context_in_the_same_words(word: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leaves no room for a prompt") as planned:
+        plan(TASK, word)
+    with pytest.raises(ConfigError) as run:
+        oncurve.train(TASK, settings={word.partition("=")[0]: 300}, out=tmp_path / "out")
+    assert str(run.value) == str(planned.value)
+
+
 def test_the_longest_that_a_model_takes_is_planned_and_one_more_is_not() -> None:
     words = ["--model", ROOT / "src/oncurve/models/tiny", "--machine", "rtx4090", "--prompt-tokens", "100"]
     assert plan(*words, "rollout.max_new_tokens=157")[0] == 0  # the last token is never fed
-    with pytest.raises(UserError, match="to 157 or less"):
+    with pytest.raises(UserError, match=r"lower rollout\.max_new_tokens by 1,"):
         plan(*words, "rollout.max_new_tokens=158")
 
 

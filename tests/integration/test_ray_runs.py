@@ -49,7 +49,7 @@ def test_an_address_at_which_there_is_no_ray_is_refused(command, settings, words
 
 
 def test_where_ray_is_not_installed_the_command_to_install_it_is_said(command, monkeypatch) -> None:
-    monkeypatch.setattr("oncurve.cluster.ray_cluster.find_spec", lambda name: None)
+    monkeypatch.setattr("oncurve.cluster.settings.find_spec", lambda name: None)
     said = command("train", "recipe.toml", *RAY, "--out", "out")
     refused(said, "cluster.kind", "pip install 'oncurve[cluster]'")
 

@@ -106,7 +106,7 @@ def test_a_group_is_shown_with_what_the_step_changed_most(command: Command) -> N
 def test_places_that_are_not_there_are_named_and_a_killed_step_is_read(command: Command) -> None:
     assert command("train", "recipe.toml", "--out", "out").code == 0
     for words, error in (
-        (("--step", "9"), "no groups of step 9; there are those of: 1, 2, 3"),
+        (("--step", "9"), "no groups of step 9; there are those of: 1, 2, 3; the nearest is 3"),
         (("--group", "2"), "step 3 of out has the groups 0 to 1"),
         (("--group", "1", "--completion", "4"), "the group has the completions 0 to 3"),
         (("--completion", "4"), "--group"),

@@ -14,10 +14,12 @@ from transformers import (
     LlamaForSequenceClassification,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    TrainerCallback,
 )
 
 from oncurve.base.errors import ConfigError, DataError, RewardError
 from oncurve.compat.trl import GRPOConfig, GRPOTrainer
+from oncurve.report import EvaluationFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT reads it
 
@@ -65,6 +67,22 @@ def test_a_trained_adapter_does_not_begin_again(folder: str) -> None:
         next(value for name, value in model.named_parameters() if "lora_B" in name).fill_(1.0)
     with pytest.raises(ConfigError, match="of a PeftModel one new adapter is trained"):
         trainer(model)
+
+
+class Ask(TrainerCallback):
+    """Asks for an evaluation after the first step."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_evaluate = state.global_step == 1
+
+
+def test_evaluations_of_the_run_keep_what_became_of_each_problem(folder: str) -> None:
+    made = trainer(folder, {"eval_strategy": "steps", "eval_steps": 2}, eval_dataset=ROWS[:2], callbacks=[Ask()])
+    made.train()
+    made.evaluate()  # the run has ended: its directory stays as it is
+    files = EvaluationFiles(made.directory)
+    assert files.steps() == (1, 2)
+    assert [(each["prompt"], each["right"]) for each in files.read(2).values()] == [("a 0", None), ("a 1", None)]
 
 
 def test_several_sets_are_evaluated_each_under_its_name(folder: str) -> None:

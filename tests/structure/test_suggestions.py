@@ -1,9 +1,11 @@
 """What a message asks the reader to run can be pasted into a shell as it stands."""
 
 import ast
+import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -116,3 +118,18 @@ def test_what_the_demo_suggests_is_taken(line: str, tmp_path: Path, monkeypatch:
         recipe, *rest = words[len(name.split()) :]
         overrides = [word for word in rest if "=" in word]
         assert recipe == "my runs/demo" if name == "eval" else load_config(recipe, overrides)
+
+
+@pytest.mark.parametrize("how", ["-m", "by its path", "by its name"])
+def test_a_suggested_command_starts_the_program_as_it_was_started(how: str, tmp_path: Path) -> None:
+    script = tmp_path / "an environment" / "oncurve"
+    script.parent.mkdir()
+    script.write_text(f"#!{sys.executable}\nfrom oncurve.cli import main\nmain()\n")
+    script.chmod(0o755)
+    path = f"{script.parent}:/usr/bin:/bin" if how == "by its name" else "/usr/bin:/bin"
+    words = {"-m": [sys.executable, "-m", "oncurve"], "by its path": [str(script)], "by its name": ["oncurve"]}[how]
+    environment = {**os.environ, "PATH": path, "COLUMNS": "1000"}
+    said = subprocess.run(["sh", "-c", shlex.join([*words, "train"])], capture_output=True, text=True, env=environment)
+    suggested = said.stderr.partition("like: ")[2].partition(" train gsm8k")[0]
+    assert suggested == shlex.join(words), said.stderr
+    assert subprocess.run(["sh", "-c", f"{suggested} --version"], env=environment).returncode == 0

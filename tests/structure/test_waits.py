@@ -22,7 +22,6 @@ WITHOUT_LIMIT = {
         "started.get()",
     ): "the thread answers in any case, once the processes have started",
     ("rewards/functions/callables.py", "thread.submit(asyncio.run, _wait(value)).result()"): COMPUTES,
-    ("compat/trl/reward_functions.py", "thread.submit(asyncio.run, wait()).result()"): COMPUTES,
     ("models/attention/cpu_kernel.py", "side.result()"): COMPUTES,
     ("environments/draws.py", "_one_at_a_time.acquire()"): PLAYS,
     ("environments/draws.py", "_drawing.get()"): "it is a variable",

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from oncurve.batching import collate, concat, micro_batches, minibatches, select_groups, select_rows
+from oncurve.batching import collate, micro_batches, minibatches, select_groups, select_rows
 from oncurve.ops import in_rows
 from oncurve.trainer import Recorder, TrainerState
 from oncurve.types import RAGGED, Completion, Ending, Group, Prompt, Score, TrainBatch, axes_of, sent
@@ -196,7 +196,6 @@ def test_every_piece_of_a_batch_has_every_field():
         for piece in pieces:
             check(piece)
         assert sorted(row for piece in pieces for row in piece.by_row.tolist()) == list(range(batch.size))
-    check(concat([select_groups(batch, [1]), select_groups(batch, [2, 0])]))
 
 
 def test_an_incident_holds_every_field(tmp_path: Path):
@@ -246,14 +245,6 @@ def three_groups() -> TrainBatch:
 def test_groups_that_are_not_there_cannot_be_selected(groups: list[int]) -> None:
     with pytest.raises(ValueError, match="cannot select"):
         select_groups(three_groups(), groups)
-
-
-def test_batches_of_other_fields_and_no_batches_cannot_be_joined() -> None:
-    batch = three_groups()
-    with pytest.raises(ValueError, match="old_logprobs is in 1 of 2"):
-        concat([batch, batch.having(old_logprobs=None)])
-    with pytest.raises(ValueError, match="at least one batch"):
-        concat([])
 
 
 def test_one_minibatch_is_the_batch_itself_and_there_are_never_more_than_groups() -> None:

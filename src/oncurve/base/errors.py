@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterable
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -82,6 +85,21 @@ class LostStateError(TrainingError):
         self.cause = cause
 
 
+@contextmanager
+def noted(problems: list[str], where: str = "") -> Iterator[None]:
+    """Add what is wrong to `problems`, after `where`, and go on: all of it is told at once."""
+    try:
+        yield
+    except UserError as error:
+        problems.append(f"{where}{error}")
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise a ConfigError with a line for each problem, if there are any."""
+    if lines := list(problems):
+        raise ConfigError("\n".join(lines))
+
+
 def notes_of(error: BaseException) -> list[str]:
     """Return the lines of advice that stand below an error."""
     return list(getattr(error, "__notes__", ()))
@@ -96,9 +114,15 @@ def without_frames(error: Raised) -> Raised:
 def command(*words: object) -> str:
     """Return the command line `oncurve` with these words, quoted for a shell: for messages that suggest a command.
 
-    Example: `command("eval", "my run")` is `oncurve eval 'my run'`.
+    Example: `command("eval", "my run")` is `oncurve eval 'my run'`. A program that was started as `python -m oncurve`,
+    or by a path that PATH does not find, says so in place of `oncurve`: its user may have no other.
     """
-    return shlex.join(["oncurve", *map(str, words)])
+    start, program = ["oncurve"], Path(sys.argv[0])
+    if program.parts[-2:] == ("oncurve", "__main__.py"):
+        start = [*sys.orig_argv[:1], "-m", "oncurve"]
+    elif program.name == "oncurve" and shutil.which("oncurve") != str(program):
+        start = [str(program)]
+    return shlex.join([*start, *map(str, words)])
 
 
 def shown(value: object) -> str:

@@ -89,19 +89,27 @@ def working_directory() -> Path:
         raise ConfigError(f"the working directory cannot be used ({error.strerror}); cd to one that exists") from error
 
 
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFREG: "a file",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def kind_of_entry(mode: int) -> str:
+    """Return the kind of an entry with this `st_mode`, in words."""
+    return _KINDS.get(stat.S_IFMT(mode), "a device")
+
+
 def not_a_file(path: Path) -> str | None:
     """ "a pipe", "a device" or "a socket", which reading could wait for, or never end; None: it is none of these."""
     try:
-        mode = path.stat().st_mode
+        kind = kind_of_entry(path.stat().st_mode)
     except OSError:  # missing or not accessible: its reader reports that
         return None
-    kinds = (
-        (stat.S_ISFIFO, "a pipe"),
-        (stat.S_ISCHR, "a device"),
-        (stat.S_ISBLK, "a device"),
-        (stat.S_ISSOCK, "a socket"),
-    )
-    return next((name for is_one, name in kinds if is_one(mode)), None)
+    return None if kind in ("a folder", "a file") else kind
 
 
 def path_component(name: str) -> str:

@@ -14,8 +14,8 @@ import os
 import socket
 import ssl
 from collections.abc import Mapping
-from concurrent.futures import Future, InvalidStateError
-from contextlib import AsyncExitStack, suppress
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
 from threading import Thread
@@ -53,68 +53,45 @@ def ask(
 
     Raises TimeoutError: it has not ended within `seconds`. ConnectionError: there is none, for the reason it says.
     """
-    return begin(method, url, body, headers, seconds, largest, proxies).result(seconds)
-
-
-def begin(
-    method: str,
-    url: str,
-    body: bytes | None,
-    headers: Mapping[str, str] | None,
-    seconds: float,
-    largest: int,
-    proxies: bool,
-) -> Future[WebAnswer]:
-    """Send a request from a thread of its own, which ends after `seconds`, and return its answer to come.
-
-    The caller waits with the same limit, because looking up a name cannot be ended.
-    """
-    found: Future[WebAnswer] = Future()
-
-    def work() -> None:
-        with suppress(InvalidStateError):  # the caller has ended it
-            try:
-                found.set_result(asyncio.run(_exchange(method, url, body, headers or {}, seconds, largest, proxies)))
-            except Exception as error:  # what arrives decides which
-                causes = _causes(error)
-                expired = any(isinstance(each, TimeoutError) for each in causes)
-                found.set_exception(TimeoutError("timed out") if expired else ConnectionError(_reason(causes)))
-
-    Thread(target=work, name="web", daemon=True).start()
-    return found
-
-
-async def _exchange(
-    method: str,
-    url: str,
-    body: bytes | None,
-    headers: Mapping[str, str],
-    seconds: float,
-    largest: int,
-    proxies: bool,
-) -> WebAnswer:
     import httpx2  # here: most commands send no request
 
-    sent = {"Accept-Encoding": "identity", "Connection": "close", "User-Agent": "oncurve", **headers}
+    sent = {"Accept-Encoding": "identity", "Connection": "close", "User-Agent": "oncurve", **(headers or {})}
     proxy = _proxy(url) if proxies else None
-    found = bytearray()
-    async with AsyncExitStack() as connections:
+    late, answered = TimeoutError(f"no whole answer within {seconds:.3g} s"), Future[WebAnswer]()
 
-        async def opened(event: str, about: Mapping[str, Any]) -> None:
-            if event == "connection.connect_tcp.complete":  # a TLS handshake that is cancelled would leave it open
-                connections.push_async_callback(about["return_value"].aclose)
+    async def exchange() -> WebAnswer:
+        found = bytearray()
+        async with AsyncExitStack() as connections:
 
-        async with (
-            asyncio.timeout(seconds),
-            httpx2.AsyncClient(verify=_authorities(), proxy=proxy, trust_env=False, timeout=None) as client,
-            client.stream(method, url, content=body, headers=sent, extensions={"trace": opened}) as answer,
-        ):
-            if largest:
-                async for piece in answer.aiter_raw():
-                    found += piece
-                    if len(found) > largest:
-                        raise ConnectionError(f"the answer has more than {largest >> 20} MiB")
-            return WebAnswer(answer.status_code, answer.reason_phrase, answer.headers, bytes(found))
+            async def opened(event: str, about: Mapping[str, Any]) -> None:
+                if event == "connection.connect_tcp.complete":  # a TLS handshake that is cancelled would leave it open
+                    connections.push_async_callback(about["return_value"].aclose)
+
+            async with (
+                asyncio.timeout(seconds),
+                httpx2.AsyncClient(verify=_authorities(), proxy=proxy, trust_env=False, timeout=None) as client,
+                client.stream(method, url, content=body, headers=sent, extensions={"trace": opened}) as answer,
+            ):
+                if largest:
+                    async for piece in answer.aiter_raw():
+                        found += piece
+                        if len(found) > largest:
+                            raise ConnectionError(f"the answer has more than {largest >> 20} MiB")
+                return WebAnswer(answer.status_code, answer.reason_phrase, answer.headers, bytes(found))
+
+    def work() -> None:
+        try:
+            answered.set_result(asyncio.run(exchange()))
+        except Exception as error:  # what arrives decides which
+            causes = _causes(error)
+            expired = any(isinstance(each, TimeoutError) for each in causes)
+            answered.set_exception(late if expired else ConnectionError(_reason(causes)))
+
+    Thread(target=work, name="web", daemon=True).start()  # looking up a name cannot be ended: the caller goes on
+    try:
+        return answered.result(seconds)
+    except TimeoutError:
+        raise late from None
 
 
 @cache

@@ -57,7 +57,8 @@ def view_command(
         Path, typer.Argument(help="A folder that holds runs, or a run (default: runs).", metavar="[DIR]")
     ] = Path("runs"),
     port: Annotated[
-        int | None, typer.Option("--port", help="The port on 127.0.0.1 (default: 8765 or the next free one).")
+        int | None,
+        typer.Option("--port", help="The port on 127.0.0.1 (default: 8765 or the next free one).", min=1, max=65535),
     ] = None,
     at: Annotated[
         str | None, typer.Option("--at", help="Open at this link, '#/run/step/group', as other commands print them.")

@@ -3,7 +3,7 @@
 settings.py      the kinds of `[cluster]`
 keys.py          what a cluster does, and the settings of all kinds that have several processes
 facts.py         what other parts need to know of them; sentences.py: what the plan says
-making.py        how ranks and workers are made by these settings; ray_cluster.py: Ray's kind
+making.py        how ranks and workers are made by these settings
 ranks/           a learner of several ranks that each have the whole model
 sharding/        a learner whose ranks divide the model among them by FSDP2
 workers/         a rollout engine of several workers, which decode fixed shards by one version of the weights
@@ -17,11 +17,8 @@ Built and not run: GPUs (processes/fleets/devices.py).
 Not covered: shards of a model on GPUs, ranks of a critic, the training of reward models.
 """
 
-from oncurve.cluster.facts import ClusterFacts as ClusterFacts
 from oncurve.cluster.keys import Cluster as Cluster
-from oncurve.cluster.making import ProcessCluster as ProcessCluster
-from oncurve.cluster.ranks import FleetLearner as FleetLearner, Rank as Rank
-from oncurve.cluster.ray_cluster import RayCluster as RayCluster
+from oncurve.cluster.ranks import FleetLearner as FleetLearner
 from oncurve.cluster.settings import (
     CLUSTER_KINDS as CLUSTER_KINDS,
     HostCluster as HostCluster,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from oncurve.base.errors import ConfigError, shown, suggest
+from oncurve.base.errors import ConfigError, noted, refuse, shown, suggest
 
 Fate = Literal["translated", "no meaning", "refused"]
 
@@ -207,32 +207,26 @@ class Dialect:
         """
         table, problems = self.table_for(said), list[str]()
         for name, each in said.items():  # all of them before any `make`, which may read the values of other keys
-            try:
-                table[name].check(each.value)
-            except KeyError:
+            if name not in table:
                 problems.append(self._unknown(name, each, table))
-            except ConfigError as error:
-                problems.append(f"{_placed(name, each)}: {error}")
-        if problems:
-            raise ConfigError("\n".join(problems))
+                continue
+            with noted(problems, f"{placed(name, each)}: "):
+                table[name].check(each.value)
+        refuse(problems)
         values, lines = Values(table, said), list[Line]()
         for key in table.values():
             if key.theirs in said or key.applied:
-                try:
+                with noted(problems, f"{placed(key.theirs, said.get(key.theirs))}: "):
                     made = key.settings(values[key.theirs], values)
-                except ConfigError as error:
-                    problems.append(f"{_placed(key.theirs, said.get(key.theirs))}: {error}")
-                else:
                     lines.append(Line(key, values[key.theirs], key.theirs in said, made))
         lines, contradictions = _settled(lines)
-        if problems or contradictions:
-            raise ConfigError("\n".join([*problems, *contradictions]))
+        refuse([*problems, *contradictions])
         return Translation(self.tool, tuple(lines))
 
     def _unknown(self, name: str, said: Said, table: Mapping[str, Key]) -> str:
         endings = [key for key in table if key.rpartition(".")[2] == name.rpartition(".")[2]]
         near = f"; did you mean {endings[0]!r}?" if len(endings) == 1 else suggest(name, table)
-        return f"{_placed(name, said)}: {self.tool} {self.version} has no such setting{near}"
+        return f"{placed(name, said)}: {self.tool} {self.version} has no such setting{near}"
 
 
 def _names(text: str, setting: str) -> bool:
@@ -240,7 +234,8 @@ def _names(text: str, setting: str) -> bool:
     return re.search(rf"(?<![\w.]){re.escape(setting)}(?!\w|\.\w)", text) is not None
 
 
-def _placed(name: str, said: Said | None) -> str:
+def placed(name: str, said: Said | None = None) -> str:
+    """Return a key as messages call it, after its place."""
     plain = name if name.isprintable() and len(name) <= 100 else shown(name)
     return plain if said is None or not said.place else f"{said.place}: {plain}"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from oncurve.advantages import needs_of
-from oncurve.base.errors import ConfigError
+from oncurve.base.errors import ConfigError, refuse
 from oncurve.components import Component
 from oncurve.config import RUN, Argument, Layer, RunConfig, check_config, inert_rules, load, read_layers, tables_of
 
@@ -98,8 +98,7 @@ def config_of(
     config = config.model_copy(update={"data": config.data.model_copy(update={"prompts_per_step": prompts})})
     check_config(config)
     lost = [(key, rule.reason) for rule in inert_rules(config) for key in rule.keys if key in chosen_here]
-    if lost:  # there is no plan to print it
-        raise ConfigError("\n".join(f"{key}: set to no effect: {reason}" for key, reason in lost))
+    refuse(f"{key}: set to no effect: {reason}" for key, reason in lost)  # there is no plan to print it
     return config
 
 
@@ -122,6 +121,4 @@ def _given(tables: Mapping[str, Any]) -> list[str]:
 def _refuse_unused(keys: Iterable[str]) -> None:
     """Raise ConfigError with a line for each of `keys` that a run by `GRPO` does not use."""
     reasons = {key: WITHOUT_MEANING.get(key.partition(".")[0]) or WITHOUT_MEANING.get(key) for key in keys}
-    said = [f"{key}: set to no effect: {reason}" for key, reason in reasons.items() if reason is not None]
-    if said:
-        raise ConfigError("\n".join(said))
+    refuse(f"{key}: set to no effect: {reason}" for key, reason in reasons.items() if reason is not None)

@@ -355,11 +355,7 @@ def _as_list(given: Any, place: str) -> str:
     if not isinstance(given, str | int | float) or len(str(given)) >= 80:
         return ""
     word = shlex.quote(f"{place}=[{json.dumps(given)}]")
-    return (
-        f"; write [{json.dumps(given)}], in a shell {word}"
-        if isinstance(given, str | int | float) and len(str(given)) < 80
-        else ""
-    )
+    return f"; write [{json.dumps(given)}], in a shell {word}"
 
 
 def _other_tools_word(place: str, keys: list[str]) -> str:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         is_removed as is_removed,
         names_recipe as names_recipe,
         read_layers as read_layers,
+        read_table as read_table,
     )
     from oncurve.config.loading import (
         brought_by as brought_by,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
         to_toml as to_toml,
     )
     from oncurve.config.rules.columns import (
-        blind as blind,
         check_columns as check_columns,
         trials_on as trials_on,
         try_rewards as try_rewards,
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from oncurve.config.rules.combinations import (
         check_config as check_config,
         inert_rules as inert_rules,
-        measured as measured,
     )
     from oncurve.config.rules.completeness import check_complete as check_complete, missing as missing
     from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section, fixed as fixed
@@ -71,11 +70,10 @@ if TYPE_CHECKING:
     from oncurve.config.trust import (
         MADE_HERE as MADE_HERE,
         SIGNATURES as SIGNATURES,
-        brought as brought,
         signatures as signatures,
         unsigned as unsigned,
     )
-    from oncurve.config.yaml_text import read_yaml as read_yaml, yaml_node as yaml_node
+    from oncurve.config.yaml_text import yaml_node as yaml_node
 
 
 __getattr__, __all__ = lazily(__name__)

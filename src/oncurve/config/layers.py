@@ -96,7 +96,7 @@ def _add(file: Path, given: list[Path] | None, above: tuple[Path, ...], layers: 
         raise ConfigError(f"{file}: extends itself: {circle}")
     if file in layers:
         return
-    table = _read_table(file)
+    table = read_table(file, file.suffix not in (".yaml", ".yml"))
     said = table.pop("extends", None)
     where = f"{file}: extends"
     files = [_find(name, file.parent, f"{where}: ") for name in _names(said, where)]
@@ -158,7 +158,8 @@ def _find(name: str, folder: Path, where: str = "") -> Path:
     raise ConfigError(f"{where}there is no file {path}{near or ';'} {known}")
 
 
-def _read_table(file: Path) -> dict[str, Any]:
+def read_table(file: Path, toml: bool) -> dict[str, Any]:
+    """Return the tables of a file in TOML or YAML. Raises ConfigError: it cannot be read, or has no tables."""
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -167,7 +168,7 @@ def _read_table(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     try:
-        table = read_yaml(text) if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
+        table = tomllib.loads(text) if toml else read_yaml(text)
     except RecursionError:
         raise ConfigError(f"{file}: nested too deeply; settings have two parts, section.key") from None
     except yaml.YAMLError as error:

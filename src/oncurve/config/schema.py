@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from oncurve.base.errors import ConfigError, suggest
+from oncurve.base.errors import ConfigError, noted, refuse, suggest
 from oncurve.base.hints import word_for
 from oncurve.components import Component, build, validated
 from oncurve.rewards import REWARD_KINDS, check_reward, kind_meant
@@ -70,13 +70,10 @@ class Schema(Generic[Config]):
         built: dict[str, Any] = {}
         problems: list[str] = []
         for name, table in tables.items():
-            try:
+            with noted(problems):
                 _refuse_lost_objects(name, table)
                 built[name] = self._section(name, table, base)
-            except ConfigError as error:
-                problems.append(str(error))
-        if problems:
-            raise ConfigError("\n".join(problems))
+        refuse(problems)
         return validated(self.config, built, "")
 
     def _section(self, name: str, table: Any, base: Path | None) -> Component | tuple[Component, ...]:

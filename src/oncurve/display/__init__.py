@@ -7,7 +7,6 @@ from oncurve.display.lesson import (
     show_before_after as show_before_after,
     show_group as show_group,
 )
-from oncurve.display.notebook import in_notebook as in_notebook
 from oncurve.display.progress import Progress as Progress
 from oncurve.display.screen import Screen as Screen, say as say
-from oncurve.display.text import is_plain as is_plain, one_line as one_line, sparkline as sparkline, wrapped as wrapped
+from oncurve.display.text import one_line as one_line, sparkline as sparkline, wrapped as wrapped

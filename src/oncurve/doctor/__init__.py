@@ -2,7 +2,7 @@
 
 A rule is a small object (`Rule`) over a `Case`: the metrics of the last steps and of the first ones, the last groups,
 the settings. `Watch` tries all rules after each step of a run that goes on; `diagnose` does the same over the files
-that a run has left. A new rule is one entry in its file's tuple, and one row in docs/doctor.md.
+that a run has left. A new rule is a table of `rules.toml`, a function of its name, and a row of docs/doctor.md.
 
 Covered: rewards that are all the same, and why; rates, KL, entropy, lengths; suspects of reward hacking; the gap
 between sampler and learner; faults, time and memory. Not covered: whether a reward measures what it should.
@@ -16,7 +16,6 @@ from oncurve.doctor.examine import (
     Watch as Watch,
     diagnose as diagnose,
     examine as examine,
-    memory_of as memory_of,
 )
 from oncurve.doctor.rule import Finding as Finding, Rule as Rule
 from oncurve.doctor.words import in_words as in_words

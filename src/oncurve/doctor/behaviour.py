@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from oncurve.doctor.case import MOST, Case, such_as
-from oncurve.doctor.rule import Rule
 
 SHRUNK, GREW = 0.25, 2.0
 """The mean length as a multiple of that of the first steps, from which a rule of lengths holds."""
@@ -22,7 +21,7 @@ SAME_TEXT, LEAST_PROMPTS, LEAST_LENGTH = 0.5, 4, 8
 are often the same."""
 
 
-def _length_collapse(case: Case) -> str | None:
+def length_collapse(case: Case) -> str | None:
     now, first = case.mean("completions/length"), case.at_first("completions/length")
     cut = [line.get("completions/truncated", 0.0) for line in case.opening]
     if now is None or first is None or now > SHRUNK * first or statistics.fmean(cut) >= CUT:
@@ -30,7 +29,7 @@ def _length_collapse(case: Case) -> str | None:
     return f"The mean length is {now:.3g} tokens; in the first steps it was {first:.3g}"
 
 
-def _length_growth(case: Case) -> str | None:
+def length_growth(case: Case) -> str | None:
     now, cut = case.mean("completions/length"), case.mean("completions/truncated")
     lengths = [line["completions/length"] for line in case.opening if "completions/length" in line]
     apart = case.at_first("completions/length") is not None
@@ -43,7 +42,7 @@ def _length_growth(case: Case) -> str | None:
     )
 
 
-def _length_correlation(case: Case) -> str | None:
+def length_correlation(case: Case) -> str | None:
     """Return the correlation of reward and length within groups, pooled: both less their group's mean."""
     rewards: list[float] = []
     lengths: list[float] = []
@@ -68,7 +67,7 @@ def _centred(values: Sequence[float]) -> list[float]:
     return [value - mean for value in values]
 
 
-def _one_text(case: Case) -> str | None:
+def one_text(case: Case) -> str | None:
     samples = [sample for group in case.groups for sample in group.samples]
     if len(samples) < LEAST_SAMPLES or statistics.fmean(sample.length for sample in samples) < LEAST_LENGTH:
         return None
@@ -82,7 +81,7 @@ def _one_text(case: Case) -> str | None:
     return f"{of}, are the same text: {shown!r}{such_as(having)}"
 
 
-def _one_part(case: Case) -> str | None:
+def one_part_dominates(case: Case) -> str | None:
     """Return one part makes nearly all differences of rewards within groups, while the mean of another has fallen."""
     spread: Counter[str] = Counter()
     for _, scored in case.scored():
@@ -113,64 +112,3 @@ def _fallen(case: Case, name: str) -> str | None:
     if now is None or first is None or first - now < max(0.05, 0.25 * abs(first)):
         return None
     return f"{name!r} fell from {first:.3g} to {now:.3g}"
-
-
-BEHAVIOUR_RULES = (
-    Rule(
-        "length-collapse",
-        "alarm",
-        _length_collapse,
-        "A policy that writes next to nothing has found that short completions pay, or that only those are rewarded.",
-        (
-            "Read some completions in rollouts/: what is rewarded although it is short?",
-            "Take a length punishment out of [[rewards]], or lower its weight.",
-            "With aggregation.kind=seq-mean-token-mean short completions weigh more per token: token-mean or "
-            "seq-mean-token-sum-norm do not do that.",
-        ),
-        ("length",),
-    ),
-    Rule(
-        "length-growth",
-        "alarm",
-        _length_growth,
-        "Completions that grow until they are cut off lose their answers; often the reward pays for length.",
-        (
-            "Read some completions in rollouts/: do they repeat themselves, or go on after the answer?",
-            "Raise rollout.max_new_tokens if the working needs the room; else add a reward of kind overlong.",
-            'Use aggregation.kind=seq-mean-token-sum-norm with advantage.scale="none" (the preset dr_grpo), unless the '
-            "run has it: long wrong completions are not favoured then.",
-        ),
-        ("length",),
-    ),
-    Rule(
-        "length-correlation",
-        "hint",
-        _length_correlation,
-        "A reward that length alone predicts is one that length alone can raise.",
-        (
-            "Read some completions in rollouts/: are long (or short) ones better, or only rewarded?",
-            "Take length out of the reward, or lower its weight in [[rewards]].",
-        ),
-    ),
-    Rule(
-        "one-text",
-        "alarm",
-        _one_text,
-        "A policy that answers every prompt alike no longer reads the prompt: the reward accepts a text that does not "
-        "depend on it.",
-        (
-            "Let the reward depend on the prompt's columns, so that this text is not right everywhere.",
-            "Raise kl.coef, or lower learner.learning_rate, and start again from an earlier checkpoint.",
-        ),
-    ),
-    Rule(
-        "one-part-dominates",
-        "hint",
-        _one_part,
-        "The policy is trained on one reward at the cost of another.",
-        (
-            "Change weight in [[rewards]], so that standard deviation times weight is of one size for all rewards.",
-            "Normalise each reward by itself: advantage.kind=gdpo (the preset gdpo).",
-        ),
-    ),
-)

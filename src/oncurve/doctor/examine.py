@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oncurve.doctor.behaviour import BEHAVIOUR_RULES
+from oncurve.doctor import behaviour, episodes, resources, signal, updates
 from oncurve.doctor.case import LEAST_STEPS, OPENING, WINDOW, Case, Line, SampledGroup
-from oncurve.doctor.episodes import EPISODE_RULES
-from oncurve.doctor.resources import RESOURCE_RULES
 from oncurve.doctor.rule import Finding, Rule
-from oncurve.doctor.signal import SIGNAL_RULES
-from oncurve.doctor.updates import UPDATE_RULES
 from oncurve.report import RunRecord, link, read_run
 from oncurve.types import Group
 
-RULES: tuple[Rule, ...] = (*UPDATE_RULES, *EPISODE_RULES, *SIGNAL_RULES, *BEHAVIOUR_RULES, *RESOURCE_RULES)
+_EVIDENCE = {
+    name: found for module in (updates, episodes, signal, behaviour, resources) for name, found in vars(module).items()
+}
+
+_ROWS = tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))
+_NO_SIGNAL = _ROWS.pop("no_signal")
+RULES = tuple(
+    Rule(name, _EVIDENCE[name.replace("-", "_")], **{**row, "reason": row["reason"].format(no_signal=_NO_SIGNAL)})
+    for name, row in _ROWS.items()
+)
 """In the order of precedence: an earlier rule of a family is the reason for the later ones."""
 
 FAMILIES = {rule.name: rule.families for rule in RULES}
@@ -152,8 +158,8 @@ def diagnose(directory: Path) -> Diagnosis:
         groups = _last_groups(record) if end == len(lines) else ()
         case = Case(lines[max(0, end - WINDOW) : end], lines[:OPENING][:end], groups, settings, memory)
         for finding in examine(case):
-            known = courses.get(finding.rule)
-            courses[finding.rule] = Course(finding, case.step, case.step) if known is None else _since(known, case.step)
+            known = courses.get(finding.rule, Course(finding, case.step, case.step))
+            courses[finding.rule] = replace(known, first=case.step)
     last = int(lines[-1].get("step", len(lines)))
     order = {rule.name: number for number, rule in enumerate(RULES)}
     linked = [replace(course, links=_links(course, record)) for course in courses.values()]
@@ -175,10 +181,6 @@ def _links(course: Course, record: RunRecord) -> tuple[str, ...]:
     """Return the links to a finding's evidence: its curves, and the kept groups nearest to its last step."""
     step = min(record.steps, key=lambda step: abs(step - course.last), default=None)
     return tuple(course.finding.links(record.directory.resolve().name, step))
-
-
-def _since(course: Course, step: int) -> Course:
-    return Course(course.finding, step, course.last)
 
 
 def _last_groups(record: RunRecord) -> tuple[SampledGroup, ...]:

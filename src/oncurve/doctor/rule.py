@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ class Finding:
     level: Level
     evidence: str
     reason: str
-    changes: tuple[str, ...]
+    changes: Sequence[str]
     metrics: tuple[str, ...] = ()
 
     def links(self, run: str, step: int | None) -> list[str]:
@@ -42,13 +42,7 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Return the same as plain values."""
-        return {
-            "rule": self.rule,
-            "level": self.level,
-            "evidence": self.evidence,
-            "reason": self.reason,
-            "changes": list(self.changes),
-        }
+        return {name: value for name, value in vars(self).items() if name != "metrics"}
 
 
 @dataclass(frozen=True)
@@ -63,11 +57,11 @@ class Rule:
     """
 
     name: str
-    level: Level
     evidence: Callable[[Case], str | None]
+    level: Level
     reason: str
-    changes: tuple[str, ...]
-    families: tuple[str, ...] = ()
+    changes: Sequence[str]
+    families: Sequence[str] = ()
     at_once: bool = False
 
     def __call__(self, case: Case) -> Finding | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from oncurve.doctor.case import MOST, Case, SampledGroup, such_as
-from oncurve.doctor.rule import Rule
 from oncurve.report import answer_column, answer_of_row
 
 NOTHING_LEFT = 0.99
@@ -23,17 +22,12 @@ by chance), and their least number."""
 
 _MARKED = re.compile(r"(?:####|\\boxed\{)\s*([^\n}]+)")
 
-NO_SIGNAL = (
-    "GRPO learns from the differences between completions of one prompt: where all rewards of a group are the same, "
-    "every advantage is 0, and so is the gradient."
-)
-
 
 def _share(value: float) -> str:
     return "all" if value == 1 else f"{value:.0%} of the"
 
 
-def _truncated(case: Case) -> str | None:
+def truncated(case: Case) -> str | None:
     share = case.mean("completions/truncated")
     if share is None or share < MOST:
         return None
@@ -59,7 +53,7 @@ def ends_with(text: str, answer: str) -> bool:
     return bool(lines) and re.search(rf"(?<![\w.,]){re.escape(answer)}(?![\w]|[.,]\d)", lines[-1][-200:]) is not None
 
 
-def _unrecognised(case: Case) -> str | None:
+def answers_not_recognised(case: Case) -> str | None:
     if case.flat is None or not _lowest(case):
         return None
     named = answer_column(case.settings)
@@ -85,11 +79,11 @@ def _lowest(case: Case) -> bool:
     return case.bounded and reward is not None and reward <= LOWEST
 
 
-def _all_right(case: Case) -> str | None:
+def all_right(case: Case) -> str | None:
     return _right(case, NOTHING_LEFT)
 
 
-def _mostly_right(case: Case) -> str | None:
+def mostly_right(case: Case) -> str | None:
     return _right(case, MOST)
 
 
@@ -100,14 +94,14 @@ def _right(case: Case, least: float) -> str | None:
     return f"In the last {case.span} steps {_share(case.flat)} groups are constant, with a mean reward of {reward:.3g}"
 
 
-def _always_right(case: Case) -> str | None:
+def prompts_always_right(case: Case) -> str | None:
     share = case.mean("curriculum/always_right")
     if share is None or share < SOLVED_PROMPTS:
         return None
     return f"{share:.0%} of the prompts are always right"
 
 
-def _identical(case: Case) -> str | None:
+def identical_completions(case: Case) -> str | None:
     groups = [group for group in case.groups if len(group.samples) > 1]
     if not groups or case.solved:
         return None
@@ -117,7 +111,7 @@ def _identical(case: Case) -> str | None:
     return f"In {len(alike)} of the last {len(groups)} groups all completions are the same text{such_as(alike)}"
 
 
-def _all_wrong(case: Case) -> str | None:
+def all_wrong(case: Case) -> str | None:
     if case.flat is None or not _lowest(case):
         return None
     reward = case.mean("reward/mean")
@@ -125,111 +119,10 @@ def _all_wrong(case: Case) -> str | None:
     return f"In the last {case.span} steps {share}: no completion solved its prompt, or hardly one"
 
 
-def _flat(case: Case) -> str | None:
+def flat_reward(case: Case) -> str | None:
     if case.flat is None or case.solved:
         return None
     reward = case.mean("reward/mean")
     return (
         f"In the last {case.span} steps the rewards within {_share(case.flat)} groups are the same (mean {reward:.3g})"
     )
-
-
-SIGNAL_RULES = (
-    Rule(
-        "truncated",
-        "alarm",
-        _truncated,
-        "A completion that is cut off has seldom reached its answer, and its end token is not trained.",
-        (
-            "Read some completions in rollouts/: if they go on after their answer, the model's end token is never "
-            "sampled: set rollout.eos_ids or rollout.stop, or check the chat template (data.chat).",
-            "If they have not reached it, raise rollout.max_new_tokens, or ask for shorter answers in data.template.",
-            "Where some do end, filter.mask_truncated=true leaves the others out of the loss.",
-        ),
-        ("cut",),
-    ),
-    Rule(
-        "answers-not-recognised",
-        "alarm",
-        _unrecognised,
-        f"{NO_SIGNAL} Here the reward does not find answers that are there: it looks for another form of them.",
-        (
-            "Ask for the form that the reward reads, in data.template (kinds math and numeric read the answer after "
-            '"####", in \\boxed{} or after "The answer is").',
-            "Or make the reward read the form that the model writes: another kind in [[rewards]], or a function.",
-        ),
-        ("signal",),
-    ),
-    Rule(
-        "all-right",
-        "alarm",
-        _all_right,
-        f"{NO_SIGNAL} By their reward the prompts are solved: more steps will not change the policy.",
-        (
-            "Stop here: evaluate the model on held-out prompts (oncurve eval).",
-            "Or use harder prompts; filter.dynamic_sampling=true trains on the groups that are not all right.",
-        ),
-        ("signal",),
-    ),
-    Rule(
-        "mostly-right",
-        "hint",
-        _mostly_right,
-        "Few groups still have a gradient, because most prompts are solved.",
-        (
-            "Stop here if the held-out accuracy is as high.",
-            "Or use harder prompts; filter.dynamic_sampling=true trains on the groups that are not all right.",
-        ),
-        ("signal",),
-    ),
-    Rule(
-        "prompts-always-right",
-        "hint",
-        _always_right,
-        "The curriculum draws them rarely, and still they take a part of each step without teaching anything.",
-        (
-            "Add harder prompts, or take these out of the data.",
-            "Stop here if the held-out accuracy is as high.",
-        ),
-        ("signal",),
-    ),
-    Rule(
-        "identical-completions",
-        "alarm",
-        _identical,
-        f"{NO_SIGNAL} Completions that are all the same have the same reward.",
-        (
-            "Raise rollout.temperature (1.0 is usual).",
-            "If the temperature is 1 already, the policy has lost its entropy: go back to an earlier checkpoint, with "
-            "a lower learner.learning_rate.",
-            "Start from a model that is less trained on these prompts.",
-        ),
-        ("signal",),
-    ),
-    Rule(
-        "all-wrong",
-        "alarm",
-        _all_wrong,
-        f"{NO_SIGNAL} A prompt that is never solved by chance teaches nothing, and more steps will not change this.",
-        (
-            "Read some completions in rollouts/: if there are right answers, the reward does not recognise them.",
-            "Use easier prompts, some of which the model solves now and then (oncurve eval prints pass@k).",
-            "Give partial credit, for the form of the answer or for steps on the way to it.",
-            "Use a larger or better trained model, or a larger rollout.group_size.",
-        ),
-        ("signal",),
-    ),
-    Rule(
-        "flat-reward",
-        "alarm",
-        _flat,
-        NO_SIGNAL,
-        (
-            "Read some completions in rollouts/: if they are all alike, raise rollout.temperature.",
-            "If nearly all are wrong, use easier prompts, or a reward with partial credit.",
-            "If they differ and their rewards do not, use a finer reward, or a larger rollout.group_size.",
-        ),
-        ("signal",),
-    ),
-)
-"""In the order of precedence: the first that holds is the reason why there is nothing to learn from."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from oncurve.components import as_written
 from oncurve.doctor.case import Case
-from oncurve.doctor.rule import Rule
 from oncurve.losses import CORRECTION_KINDS, OBJECTIVE_KINDS, corrects, has_importance_ratio
 
 RUNAWAY = 1.0
@@ -33,7 +32,7 @@ def _kl(case: Case) -> str:
     return "policy/kl" if case.last("policy/kl") else "policy/kl_old"
 
 
-def _rate_too_high(case: Case) -> str | None:
+def rate_too_high(case: Case) -> str | None:
     """Return the reward falls while the KL jumps, or half of the best reward is lost at a KL that has run away.
 
     Where no KL is measured nearly all of the best reward has to be lost.
@@ -76,14 +75,14 @@ def _jumps(case: Case, before: Sequence[object], now: float, kl: float) -> bool:
     return mean - now > fall and kl > JUMPED * max(0.0, *others)
 
 
-def _runaway(case: Case) -> str | None:
+def kl_runaway(case: Case) -> str | None:
     kl = case.last("policy/kl")
     if not kl or statistics.median(kl) < RUNAWAY:
         return None
     return f"The KL from the reference is {statistics.median(kl):.2g} nats per token in the last {case.span} steps"
 
 
-def _rate_too_low(case: Case) -> str | None:
+def rate_too_low(case: Case) -> str | None:
     """Return the KL from a reference that does not move is negligible after the warm-up, though there is a gradient."""
     kl, coefficient, rate = (case.last(key) for key in ("policy/kl", "policy/kl_coef", "optim/learning_rate"))
     warming = bool(rate) and rate[-1] > rate[0]
@@ -98,7 +97,7 @@ def _rate_too_low(case: Case) -> str | None:
     )
 
 
-def _entropy(case: Case) -> str | None:
+def entropy_collapse(case: Case) -> str | None:
     now, first = case.mean("policy/entropy"), case.at_first("policy/entropy")
     if now is None or case.solved or case.setting("advantage.kind") == "demonstration":
         return None
@@ -109,14 +108,14 @@ def _entropy(case: Case) -> str | None:
     return f"The entropy is {now:.2g} nats per token in the last {case.span} steps{since}"
 
 
-def _memorised(case: Case) -> str | None:
+def demonstrations_memorised(case: Case) -> str | None:
     losses = [line["eval/loss"] for line in case.lines if "eval/loss" in line]
     if len(losses) < 2 or losses[-1] <= MEMORISED * min(losses):
         return None
     return f"The loss of held-out demonstrations is {losses[-1]:.3g} nats per token, and was {min(losses):.3g} before"
 
 
-def _mismatch(case: Case) -> str | None:
+def sampler_mismatch(case: Case) -> str | None:
     value = case.mean("policy/mismatch")
     objective = as_written(case.settings.get("objective"), OBJECTIVE_KINDS, "clipped")
     corrected = corrects(as_written(case.settings.get("correction"), CORRECTION_KINDS, "none"))
@@ -127,7 +126,7 @@ def _mismatch(case: Case) -> str | None:
     return f"Log-probs of learner and sampler differ by {value:.2g} nats per token in the last {case.span} steps"
 
 
-def _advantages(case: Case) -> str | None:
+def advantages_not_finite(case: Case) -> str | None:
     tokens = case.total("advantage/nonfinite")
     if not tokens:
         return None
@@ -135,109 +134,8 @@ def _advantages(case: Case) -> str | None:
     return f"{tokens:.0f} tokens of the last {steps} steps have an advantage that is not finite"
 
 
-def _skipped(case: Case) -> str | None:
+def updates_skipped(case: Case) -> str | None:
     skipped, made = (case.total(key) for key in ("optim/updates_skipped", "optim/updates"))
     if not skipped:
         return None
     return f"{skipped:.0f} of the last {skipped + made:.0f} updates had a loss or gradient that is not finite"
-
-
-UPDATE_RULES = (
-    Rule(
-        "advantages-not-finite",
-        "alarm",
-        _advantages,
-        "An update with such an advantage is skipped. They are computed from the rewards before any update: no "
-        "learning rate changes them.",
-        (
-            "Read the rewards in rollouts/: values around 1e38 overflow; scale them to about 1.",
-            "If advantage.kind is your own, look there for a division by 0: the rewards of a group may be the same.",
-        ),
-        ("finite",),
-        at_once=True,
-    ),
-    Rule(
-        "rate-too-high",
-        "alarm",
-        _rate_too_high,
-        "The updates are too large, and the policy loses what it has learned.",
-        (
-            "Continue from an earlier checkpoint, or start again, with learner.learning_rate 3 to 10 times lower.",
-            "Raise kl.coef, lower learner.max_grad_norm, or make fewer updates per rollout (learner.ppo_epochs, "
-            "learner.minibatches).",
-        ),
-        ("signal", "cut", "kl", "length"),
-    ),
-    Rule(
-        "entropy-collapse",
-        "alarm",
-        _entropy,
-        "The policy writes the same every time, explores nothing, and has not solved its task.",
-        (
-            "Go back to an earlier checkpoint, or start again, with a lower learner.learning_rate or a higher kl.coef.",
-            "Raise objective.clip_high (0.28 is usual), rollout.temperature, or entropy.coef (0.001).",
-        ),
-        ("entropy",),
-    ),
-    Rule(
-        "kl-runaway",
-        "alarm",
-        _runaway,
-        "At this distance the policy has left the model that it began as: what it wrote well it may write no more, and "
-        "a reward that rises here is often one that is being exploited.",
-        (
-            "Read some completions in rollouts/ of the last steps.",
-            "Raise kl.coef 10 times, or set kl.target with kl.where=reward.",
-            "Lower learner.learning_rate 3 to 10 times.",
-        ),
-        ("kl",),
-    ),
-    Rule(
-        "updates-skipped",
-        "alarm",
-        _skipped,
-        "A skipped update trains nothing; three in a row stop the run.",
-        (
-            "Lower learner.learning_rate.",
-            "Compute in model.dtype=float32.",
-            "Look at the batch of a skipped update in incidents/.",
-        ),
-        ("finite",),
-        at_once=True,
-    ),
-    Rule(
-        "rate-too-low",
-        "alarm",
-        _rate_too_low,
-        "The learning rate is too low for the policy to change.",
-        (
-            "Raise learner.learning_rate 3 to 10 times (usual: 1e-6 for all weights of a model of billions of "
-            "parameters, ten times that for LoRA, 1e-4 for a tiny model).",
-            "Check learner.warmup_steps and learner.schedule.",
-        ),
-        ("finite",),
-    ),
-    Rule(
-        "demonstrations-memorised",
-        "hint",
-        _memorised,
-        "The policy learns the demonstrations by heart, and becomes worse on others of their kind.",
-        (
-            "Make fewer passes: a lower sft.epochs, or sft.learning_rate.",
-            "Give more demonstrations, or train an adapter (lora.rank).",
-        ),
-    ),
-    Rule(
-        "sampler-mismatch",
-        "alarm",
-        _mismatch,
-        "The learner trains on what another distribution sampled, so its gradient is biased.",
-        (
-            "If the engine is your own, check that it samples with the present weights, at rollout.temperature, "
-            "without top-p or top-k.",
-            "Compute in model.dtype=float32, to see whether it is rounding.",
-            "If the engine has to lag, set a [correction].",
-        ),
-    ),
-)
-"""In the order of precedence."""

@@ -21,7 +21,6 @@ from oncurve.base.lazy import lazily
 if TYPE_CHECKING:
     from oncurve.durable.directory import (
         MANIFEST as MANIFEST,
-        Newest as Newest,
         new_directory as new_directory,
         newest_valid as newest_valid,
         numbered as numbered,

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from oncurve.base.paths import kind_of_entry
 from oncurve.base.posix import fcntl
 from oncurve.durable.files import StorageError
 
@@ -79,22 +80,8 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def _no_lock(path: Path) -> str:
-    return f"{path} is {kind_of_entry(path)} and not a run's own lock file. Remove it; nothing was written to it."
-
-
-def kind_of_entry(path: Path) -> str:
-    """Return the kind of entry at a path, links not followed, in words."""
-    mode = path.lstat().st_mode
-    for is_kind, name in (
-        (stat.S_ISLNK, "a symbolic link"),
-        (stat.S_ISDIR, "a folder"),
-        (stat.S_ISREG, "a file"),
-        (stat.S_ISFIFO, "a named pipe"),
-        (stat.S_ISSOCK, "a socket"),
-    ):
-        if is_kind(mode):
-            return name
-    return "a device"
+    kind = kind_of_entry(path.lstat().st_mode)
+    return f"{path} is {kind} and not a run's own lock file. Remove it; nothing was written to it."
 
 
 def foreign(folder: Path, files: Iterable[str], folders: Iterable[str]) -> list[str]:
@@ -114,7 +101,7 @@ def foreign(folder: Path, files: Iterable[str], folders: Iterable[str]) -> list[
         except OSError:
             continue
         if not is_kind(mode):
-            wrong.append(f"{entry} is {kind_of_entry(entry)}, where a run has {wanted} of its own")
+            wrong.append(f"{entry} is {kind_of_entry(mode)}, where a run has {wanted} of its own")
         elif stat.S_ISDIR(mode):
             with os.scandir(entry) as inner:  # a long run has many: a stat of each would take seconds
                 wrong += sorted(f"{each.path} is a symbolic link" for each in inner if each.is_symlink())

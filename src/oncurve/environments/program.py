@@ -8,7 +8,6 @@ columns by their names. A command finds the same in its environment: OPENAI_BASE
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import http.client
 import inspect
@@ -24,6 +23,7 @@ from urllib.parse import urlsplit
 
 from oncurve.base.imports import locate
 from oncurve.environments.draws import seed_all
+from oncurve.rewards import unpickled
 
 MODEL = "policy"
 _LONGEST_LINE = 1 << 16
@@ -102,8 +102,4 @@ def served(
     folder = Path.cwd() if base is None else Path(base)
     if command:
         return ProgramPlayer(command_runner(command, str(folder)))
-    if pickled is None:
-        return ProgramPlayer(locate(str(program), folder))
-    import cloudpickle  # here: only a worker unpickles, and only its own parent's bytes
-
-    return ProgramPlayer(cloudpickle.loads(base64.b64decode(pickled)))
+    return ProgramPlayer(locate(str(program), folder) if pickled is None else unpickled(pickled))

@@ -10,7 +10,6 @@ A tool's docstring has an `Args:` section in Google's style; transformers makes 
 
 from __future__ import annotations
 
-import base64
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.base.imports import locate
 from oncurve.environments.episode import Episode, Reply, ToolCall
 from oncurve.environments.play import MOST_CALLS, Player
+from oncurve.rewards import unpickled
 
 RESERVED = ("reset", "get_reward")
 BY_COLUMN = "environment"
@@ -198,7 +198,5 @@ def served(
         folder = None if base is None else Path(base)
         classes = {name: locate(path, folder) for name, path in paths.items()}
         return player(classes, [locate(path, folder) for path in tools], settings or {})
-    import cloudpickle  # here: only a worker unpickles, and only its own parent's bytes
-
-    classes, functions = cloudpickle.loads(base64.b64decode(pickled))
+    classes, functions = unpickled(pickled)
     return player(classes, functions, settings or {})

@@ -11,7 +11,7 @@ What is not covered: comparing two policies on rewards that are not 0 or 1 (use 
 
 from __future__ import annotations
 
-from oncurve.evaluate.estimators import maj_at_k as maj_at_k, pass_at_k as pass_at_k, powers_of_two as powers_of_two
+from oncurve.evaluate.estimators import maj_at_k as maj_at_k, pass_at_k as pass_at_k
 from oncurve.evaluate.evaluation import (
     EVALUATION_DRAW as EVALUATION_DRAW,
     NO_VERIFIER as NO_VERIFIER,
@@ -24,6 +24,5 @@ from oncurve.evaluate.intervals import (
     Interval as Interval,
     bootstrap as bootstrap,
     paired_difference as paired_difference,
-    share as share,
     wilson as wilson,
 )

@@ -32,6 +32,7 @@ from oncurve.forecast.unloaded import (
     prompt_lengths,
     read_model_config,
     reward_model_bytes,
+    room_for_prompts,
     teacher_bytes,
 )
 from oncurve.forecast.variants import count_parameters, with_adapter
@@ -89,18 +90,15 @@ def forecast_command(
     trusted = config.model.trust_remote_code
     stored = read_model_config(config.model.source(weights=False), trusted) if asked is None else None
     shape = with_adapter(asked or shape_of(stored, count_parameters(stored)), config.lora, stored)
-    shown = None
+    shown, row = None, None if shape.positions is None else shape.positions + 1  # its last token is never fed
     if config.demonstrates:
-        *shown, longest = demonstration_lengths(config, base)
+        *shown, longest = demonstration_lengths(config, base, row)
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_new_tokens": longest})})
-    completion = config.rollout.max_new_tokens
-    _check_positions(shape, 1, completion)
-    room = None if shape.positions is None else shape.positions + 1 - completion
     if shown is None:
+        room = room_for_prompts(row, config)
         lengths, notes = prompt_lengths(config, base, prompt_tokens, asked is None, room)
     else:
         lengths, notes = shown[0], ["a warm start samples in evaluations alone, which are not in the time of a step"]
-    _check_positions(shape, max(lengths), completion)
     notes += _not_counted(config)
     keeps_kl = any(word.startswith(("kl.", "reference.")) and not word.startswith("kl.coef") for word in words)
     work = _work(config, lengths)
@@ -134,21 +132,6 @@ def _asked_shape(model: str | None, parameters: str | None) -> ModelShape | None
         )
     found = read_model_config(model)
     return shape_of(found, count_parameters(found))
-
-
-def _check_positions(shape: ModelShape, prompt: int, completion: int) -> None:
-    """Raise ConfigError where a prompt and a completion of so many tokens are more than the model takes.
-
-    The last token is never fed, so that P positions take P + 1 tokens.
-    """
-    if shape.positions is not None and prompt + completion > shape.positions + 1:
-        room = shape.positions + 1 - prompt
-        fix = f"set rollout.max_new_tokens to {room} or less, or " if room > 0 else ""
-        raise ConfigError(
-            f"rollout.max_new_tokens: prompts of {prompt:,} tokens and completions of {completion:,} are "
-            f"{prompt + completion:,} together, and the model was made for {shape.positions:,} positions; "
-            f"{fix}shorten the prompts"
-        )
 
 
 def _work(config: RunConfig, lengths: tuple[int, ...]) -> StepWork:

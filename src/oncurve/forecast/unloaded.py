@@ -10,13 +10,29 @@ from typing import Any
 from safetensors import safe_open
 
 from oncurve.advantages import teacher_of
-from oncurve.base.errors import ModelError, UserError
+from oncurve.base.errors import ConfigError, ModelError, UserError
 from oncurve.config import RunConfig
-from oncurve.data import Demonstrations, Prompts, Rows, load_rows, open_prompts
+from oncurve.data import Demonstrations, Prompts, Rows, load_rows, open_demonstrations, open_prompts
 from oncurve.models.loading import eos_ids_of, explained, load_config, load_tokenizer, online
 
 ASSUMED_PROMPT = 256
 SAMPLED_PROMPTS = 256
+
+
+def room_for_prompts(row: int | None, config: RunConfig) -> int | None:
+    """Return the tokens a prompt may have, so that its completion fits rows of at most `row` tokens too; None: not
+    known.
+
+    Raises ConfigError where completions alone take it all.
+    """
+    longest = config.longest_completion
+    if row is not None and longest >= row:
+        key = "rollout.max_new_tokens" if longest == config.rollout.max_new_tokens else "eval.max_new_tokens"
+        raise ConfigError(
+            f"{key}: {longest} leaves no room for a prompt: the model takes rows of at most {row} "
+            f"tokens, prompt and completion together; lower it, to {row // 2} for example"
+        )
+    return None if row is None else row - longest
 
 
 def prompt_lengths(
@@ -29,6 +45,11 @@ def prompt_lengths(
     leaves room for a completion. Raises UserError: data or tokenizer are missing, a prompt is too long.
     """
     count = config.data.prompts_per_step
+    if said is not None and fits is not None and said > fits:
+        raise ConfigError(
+            f"--prompt-tokens {said}: next to a completion there is room for {fits:,}; lower rollout.max_new_tokens "
+            f"by {said - fits:,}, or shorten the prompts"
+        )
     if said is not None:
         return (said,) * count, []
     assumed = ASSUMED_PROMPT if fits is None else min(ASSUMED_PROMPT, fits)
@@ -45,18 +66,21 @@ def prompt_lengths(
     return _spread([len(prompts[index].ids) for index in range(len(prompts))], count), []
 
 
-def demonstration_lengths(config: RunConfig, base: Path | None) -> tuple[tuple[int, ...], int]:
+def demonstration_lengths(config: RunConfig, base: Path | None, row: int | None) -> tuple[tuple[int, ...], int]:
     """Return the number of tokens of each prompt of an update of a warm start, and those of the longest completion.
 
-    Some demonstrations, evenly spread, are tokenised. Raises UserError: data or tokenizer are missing.
+    Some demonstrations, evenly spread, are tokenised. Raises UserError: data or tokenizer are missing, a demonstration
+    has more tokens than the `row` that the model takes.
     """
     found = config.sft.load(config.data, base)
     tokenizer = load_tokenizer(*_place(config.model.source(weights=False)), config.model.trust_remote_code)
     prompts, whole = Prompts(_few(found.train), found.settings, tokenizer), found.whole or config.sft.train_on_prompts
-    made = Demonstrations(prompts, eos_ids_of(None, tokenizer), whole)
+    longest = min(filter(None, (row, config.sft.max_length)), default=None)
+    drop = config.data.overlong == "drop"
+    made = open_demonstrations(Demonstrations(prompts, eos_ids_of(None, tokenizer), whole), longest, drop)
     asked = [made[index] for index in range(len(made))]
-    longest = max(len(made.completion(prompt).ids) for prompt in asked)
-    return _spread([len(prompt.ids) for prompt in asked], config.data.prompts_per_step), longest
+    completions = [len(made.completion(prompt).ids) for prompt in asked]
+    return _spread([len(prompt.ids) for prompt in asked], config.data.prompts_per_step), max(completions)
 
 
 def _few(rows: Rows) -> Rows:

@@ -26,7 +26,7 @@ from oncurve.learner.optimizer.sparse import sparse_embeddings
 from oncurve.learner.optimizer.update import MasterAdamW, scheduled_rate
 from oncurve.learner.protocol import UpdateResult
 from oncurve.learner.reference import Reference
-from oncurve.learner.scoring import scored_stats
+from oncurve.learner.scoring import OBSERVED, scored_stats
 from oncurve.learner.settings import LearnerSettings
 from oncurve.learner.teacher import Teacher
 from oncurve.learner.values import ValueReader
@@ -35,9 +35,6 @@ from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, LocalWeights, module_device, save, token_stats
 from oncurve.models.layers import recompute_layers
 from oncurve.types import TrainBatch
-
-OBSERVED = frozenset({"entropy"})
-"""Statistics that every update logs, computed without a gradient unless the loss needs one."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from oncurve.models import CausalModel, token_stats
 from oncurve.types import TokenStats, TrainBatch
 
 OBSERVED = frozenset({"entropy"})
+"""Statistics that every update logs, computed without a gradient unless the loss needs one."""
 
 
 @torch.no_grad()

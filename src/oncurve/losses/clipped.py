@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oncurve.components import Component, Equation
 from oncurve.losses.ratios import ratio_stats, token_log_ratio, trained_advantages
-from oncurve.ops import clamped_ratio
+from oncurve.ops import clamped_ratio, clip
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
 
@@ -30,8 +30,8 @@ def clipped_surrogate(
     c (arXiv:1912.09729) bounds the loss or `delta` δ (two-sided GRPO, arXiv:2505.07291) bounds the ratio; beyond
     such a bound the gradient is 0, by choice.
     """
-    bounded = ratio if delta is None else ratio.clamp(max=delta)
-    loss = torch.maximum(-advantages * bounded, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
+    bounded = ratio if delta is None else clip(ratio, high=delta)
+    loss = torch.maximum(-advantages * bounded, -advantages * clip(ratio, 1 - clip_low, 1 + clip_high))
     if dual_clip is None:
         return loss
     return torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)

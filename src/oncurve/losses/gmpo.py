@@ -17,7 +17,7 @@ from oncurve.losses.ratios import (
     trained_advantages,
     trained_lengths,
 )
-from oncurve.ops import clamped_ratio
+from oncurve.ops import clamped_ratio, clip
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
 
@@ -60,7 +60,7 @@ class Gmpo(Component):
         log_ratio = token_log_ratio(stats.logprobs, batch.old_logprobs, mask)
         advantages = mean_advantage(trained_advantages(stats, batch), mask)
         good = advantages > 0
-        clipped = torch.where(good, log_ratio.clamp(max=self.clip_high), log_ratio.clamp(min=-self.clip_low))
+        clipped = torch.where(good, clip(log_ratio, high=self.clip_high), clip(log_ratio, low=-self.clip_low))
         ratio = clamped_ratio(sequence_log_ratio(clipped, mask) / trained_lengths(mask))
         loss = torch.where(mask, -advantages * ratio, 0.0)
         counted = {

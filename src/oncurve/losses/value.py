@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from oncurve import ops
 from oncurve.types import TokenLoss, TrainBatch
 
 
@@ -26,7 +27,7 @@ def value_loss(
     """Return ½ max((V - R)², (V_old + clip(V - V_old, ±c) - R)²), without `clip` ½ (V - R)²; all of one shape."""
     loss = (values - returns).square()
     if clip is not None:
-        near = old_values + (values - old_values).clamp(-clip, clip)
+        near = old_values + ops.clip(values - old_values, -clip, clip)
         loss = torch.maximum(loss, (near - returns).square())
     return 0.5 * loss
 

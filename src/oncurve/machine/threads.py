@@ -21,11 +21,16 @@ def prepare_process(threads: int | None) -> None:
 
     Results depend on the number of threads alone.
     """
+    begin_process(threads)
+    contention.watch(torch.get_num_threads())
+
+
+def begin_process(threads: int | None) -> None:
+    """Prepare a process as `prepare_process` does, without a watch: a run's own process has it."""
     keep_freed_memory()
     sum_exactly_on_gpus()
     if threads is not None:
         torch.set_num_threads(threads)
-    contention.watch(torch.get_num_threads())
 
 
 def sum_exactly_on_gpus() -> None:

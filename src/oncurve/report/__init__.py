@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         look_at_flips as look_at_flips,
         most_changed as most_changed,
         show_text as show_text,
+        table as table,
     )
     from oncurve.report.shown import (
         Groups as Groups,

@@ -84,8 +84,10 @@ def steps_in(folder: Path, suffix: str) -> tuple[int, ...]:
     return tuple(sorted(int(match[1]) for match in names if match))
 
 
-def steps_in_words(steps: Sequence[int]) -> str:
-    """Ascending steps in few words: "none", "7", "98 to 100", "1, 10, 20 … 100"."""
+def steps_in_words(steps: Sequence[int], near: int | None = None) -> str:
+    """Ascending steps in few words: "none", "7", "98 to 100", "1, 10, 20 … 100"; and which is the nearest to `near`."""
+    if near is not None and len(steps) > 1:
+        return f"{steps_in_words(steps)}; the nearest is {min(steps, key=lambda each: abs(each - near))}"
     if len(steps) <= 3:
         return ", ".join(map(str, steps)) or "none"
     if steps[-1] - steps[0] == len(steps) - 1:

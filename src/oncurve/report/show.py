@@ -50,7 +50,8 @@ def look_at(
     """
     known, name, index = read_run(run).steps, run.resolve().name, RolloutIndex(run)
     if not known or (step is not None and step not in known):
-        raise RunDirectoryError(f"{run} has no groups of step {step}; there are those of: {steps_in_words(known)}")
+        there = steps_in_words(known, step)
+        raise RunDirectoryError(f"{run} has no groups of step {step}; there are those of: {there}")
     step = known[-1] if step is None else step
     found: dict[str, Any] = {"run": name, "step": step, "link": link(name, step, group, completion)}
     if group is None:
@@ -167,7 +168,7 @@ def _flips_text(found: Mapping[str, Any]) -> str:
         if " to " in each["change"]:
             samples = " → ".join(map(_samples, each["samples"]))
             rows.append((str(each["problem"]), each["change"], samples, _one_line(each["prompt"]), each["link"]))
-    return "\n".join([f"{steps}: {counts}   {found['link']}", *(_table(rows) if len(rows) > 1 else ())])
+    return "\n".join([f"{steps}: {counts}   {found['link']}", *(table(rows) if len(rows) > 1 else ())])
 
 
 def _samples(pair: Sequence[int] | None) -> str:
@@ -181,7 +182,7 @@ def show_text(found: Mapping[str, Any]) -> str:
     if "rows" in found:
         names = ("group", "prompt_id", "mean", "spread", "right", "truncated", "invalid", "length", "largest")
         rows = [(*(_short(row[name]) for name in names), _one_line(row["prompt"])) for row in found["rows"]]
-        lines = [f"step {found['step']}   {found['link']}", *_table([(*names, "prompt"), *rows])]
+        lines = [f"step {found['step']}   {found['link']}", *table([(*names, "prompt"), *rows])]
     else:
         row, prompt = found["row"], found["prompt"]
         about = ", ".join(f"{name} {_short(row[name])}" for name in ("mean", "spread", "right", "truncated", "invalid"))
@@ -202,7 +203,7 @@ def show_text(found: Mapping[str, Any]) -> str:
         )
         for each in found["most_changed"]
     ]
-    return "\n".join([*lines, "", "the probabilities that this step changed most", *_table(changed)])
+    return "\n".join([*lines, "", "the probabilities that this step changed most", *table(changed)])
 
 
 def _completion_lines(item: Mapping[str, Any]) -> list[str]:
@@ -227,7 +228,7 @@ def _indented(text: str) -> list[str]:
     return [f"  {visible(line)}" for line in text.splitlines()]
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of cells as lines whose columns stand below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

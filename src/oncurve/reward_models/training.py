@@ -6,7 +6,7 @@ The order of the examples is a function of seed and pass, so the position of a t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class RewardTraining:
     learner     the classifier with its optimizer
     examples    the training examples; all of them fit
     seed        of their order
-    folder      the run directory, for metrics.jsonl and checkpoints/; None: nothing is written
+    folder      the run directory, for metrics.jsonl and checkpoints/
     every       updates between evaluations; 0: only at the end
     keep_every  updates between checkpoints; 0: only at the end, or when it is stopped
     keep        checkpoints that stay
@@ -81,14 +81,14 @@ class RewardTraining:
     learner: RewardLearner
     examples: Sequence[Example]
     seed: int
-    folder: Path | None = None
+    folder: Path
     every: int = 0
     keep_every: int = 0
     keep: int = 2
     evaluate: Callable[[], dict[str, float]] = dict
     identity: Mapping[str, Any] | None = None
-    environment: Mapping[str, Any] | None = None
-    environment_before: Mapping[str, Any] | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    environment_before: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         settings = self.learner.settings
@@ -103,7 +103,6 @@ class RewardTraining:
 
     def restore(self) -> list[str]:
         """Load the newest checkpoint that verifies; a line for each that was passed over. Raises CheckpointError."""
-        assert self.folder is not None
         found = self.checkpoints.read()
         if found is None:
             return ["there is no checkpoint; the training begins again, and will be the same"]
@@ -124,7 +123,7 @@ class RewardTraining:
         checkpoint afterwards, unless weights have begun to change since. A full disk ends no update (`Refusals`).
         Raises DiskError: it refuses this last checkpoint.
         """
-        if self.folder is not None and self._log is None:
+        if self._log is None:
             self._log = durable.AppendLog(self.folder / "metrics.jsonl", offset=0)
         size = self.learner.settings.batch_size
         self._settle()
@@ -146,7 +145,6 @@ class RewardTraining:
     @cached_property
     def checkpoints(self) -> Checkpoints:
         """The checkpoints in `folder`."""
-        assert self.folder is not None
         return Checkpoints(self.folder / "checkpoints", self.keep, self.identity)
 
     def close(self) -> None:
@@ -163,15 +161,15 @@ class RewardTraining:
         due = self.done == self.updates or (self.every and self.done % self.every == 0)
         line = {"step": float(self.done), **metrics.result(), **(self.evaluate() if due else {})}
         line |= self._refusals.metrics()
-        if self._log is not None:
-            self._log.append(line)
-            if self._log.refused is not None:
-                self._refusals.note(self._log.refused)
+        assert self._log is not None
+        self._log.append(line)
+        if self._log.refused is not None:
+            self._refusals.note(self._log.refused)
         self._settle()
         tell(self.done, line)
 
     def _save(self) -> None:
-        if self.folder is None or self._log is None or self.checkpoints.newest == self.done:
+        if self._log is None or self.checkpoints.newest == self.done:
             return
         if self._settled == (self.done, self.learner.changes):
             self._log.sync()
@@ -185,5 +183,5 @@ class RewardTraining:
             "skipped": self._skipped,
             "metrics_bytes": self._log.offset,
             "learner": self.learner.save(folder),
-            "environment": dict(self.environment or {}),
+            "environment": dict(self.environment),
         }

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from torch import nn
 
-from oncurve.base.errors import ConfigError, without_frames
+from oncurve.base.errors import ConfigError, refuse, without_frames
 from oncurve.base.imports import trusting
 from oncurve.base.output import checkpoint_may_be_asked
 from oncurve.base.paths import permitted
@@ -323,7 +323,5 @@ def _of_model(model: Any, settings: Any) -> list[Argument]:
         return [] if model is None else [Argument("model", "model.path", str(model))]
     said = settings.get("model", {}) if isinstance(settings, Mapping) else {}
     lost = [key for key in said if key != "path"] if isinstance(said, Mapping) else []
-    if lost:
-        reason = "model is a module, which is used as it is given"
-        raise ConfigError("\n".join(f"model.{key}: set to no effect: {reason}" for key in lost))
+    refuse(f"model.{key}: set to no effect: model is a module, which is used as it is given" for key in lost)
     return [Argument("model", "model.path", "")]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, get_type_hints
 
-from oncurve.base.errors import ConfigError, shown
+from oncurve.base.errors import ConfigError, refuse, shown
 from oncurve.components import Component
 from oncurve.config import Argument, RunConfig, find_recipe, load_config, tables_of
 from oncurve.rewards import REWARD_KINDS, path_of
@@ -179,9 +179,7 @@ def check_for_stage(said: Iterable[str]) -> None:
     """Raise ConfigError for a setting that a warm start has under another name: it would have no effect."""
     instead = {"learner.learning_rate": "learning_rate", "data.prompts_per_step": "batch_size"}
     instead |= {f"run.{name}": name for name in ("steps", "epochs")}
-    wrong = [f"{key}: a warm start has its own, sft.{instead[key]}" for key in said if key in instead]
-    if wrong:
-        raise ConfigError("\n".join(wrong))
+    refuse(f"{key}: a warm start has its own, sft.{instead[key]}" for key in said if key in instead)
 
 
 def reward_arguments(reward: Any) -> list[Argument]:

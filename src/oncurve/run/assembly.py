@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from oncurve.advantages import reads_rewards, teacher_of
+from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
 from oncurve.data import (
@@ -48,7 +48,7 @@ from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environ
 from oncurve.run.evaluating import evaluate_policy, results_by_problem
 from oncurve.run.iterations import LabellingInputs, iterations, step_locator
 from oncurve.run.loop import credit_of, groups_of, trainer_config
-from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer, room_for_prompts
+from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer
 from oncurve.run.teaching import load_teacher
 from oncurve.run.warm_start import begun_at, demonstrations_of, held_out_loss
 from oncurve.trainer import (
@@ -70,7 +70,7 @@ class Overrides:
 
 
 @dataclass
-class Run:
+class Run(Closing):
     """A run put together and ready: `train`, `evaluate`, `save_model`. A context manager that ends its workers."""
 
     config: RunConfig
@@ -90,12 +90,6 @@ class Run:
     """Held-out demonstrations of a warm start."""
     before: dict[str, float] = field(default_factory=dict)
     """The metrics of the evaluation before step 1; empty where there was none."""
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close engine, learner, reward workers and logs, let go of the directory. Twice is allowed."""
@@ -123,6 +117,7 @@ class Run:
                 closing.callback(self.directory.close)
             if self.trainer.recorder is not None:
                 closing.callback(self.trainer.recorder.close)
+                self.trainer.recorder = None
             if self.iterations is not None:
                 closing.callback(self.iterations.replay.close)
 
@@ -225,7 +220,7 @@ class Run:
             lines = ["there is no checkpoint; the run begins again at step 1"]
         else:
             self.trainer.state, before, lines = found
-            changes = [*environment_changes(before, self.trainer.config.environment)]
+            changes = environment_changes(before, self.trainer.config.environment)
             if changes:
                 lines.append("not exact: the run goes on, but not to the same bits, because " + "; ".join(changes))
         return [*lines, *self._record()]
@@ -295,10 +290,9 @@ def assemble(
         if not resumed:
             rewards.announcements += try_rewards(rewards, config.data, rows)
         if host is not None and len(rows) and not resumed:
-            own = given.model
-            read = read_tokenizer(config) if own is None else (own.tokenizer, room_for_prompts(own, config))
+            read = read_tokenizer(config, given.model)
             check_tools(config, host, rows, read[0])
-            first_episode(config, host, rows, *read)
+            rewards.announcements += first_episode(config, host, rows, *read)[1]
         if given.model is None:
             model, lora = (config.model, config.lora) if start is None else begun_at(config, start)
             loaded = model.build(masters=True, lora=lora, seed=config.run.seed)

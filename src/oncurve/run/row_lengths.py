@@ -5,35 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from oncurve.base.errors import ConfigError
 from oncurve.config import RunConfig
 from oncurve.data import Prompts, Rows, open_prompts
-from oncurve.forecast import read_model_config
+from oncurve.forecast import read_model_config, room_for_prompts
 from oncurve.models import CausalModel, LoadedModel
 from oncurve.models.layers import reach_of, set_reach, stated_positions
 from oncurve.models.loading import directory_of, load_tokenizer, online
 
 
-def read_tokenizer(config: RunConfig) -> tuple[Any, int | None]:
-    """Return the policy's tokenizer, and the room for prompts as `room_for_prompts` has it, without the model's
-    weights.
+def read_tokenizer(config: RunConfig, loaded: LoadedModel | None = None) -> tuple[Any, int | None]:
+    """Return the policy's tokenizer, and the room for prompts as `room_for_prompts` has it: of the `loaded` model, or
+    without its weights.
 
     Raises ModelError: there is no such model. ConfigError: completions alone take the model's context.
     """
+    if loaded is not None:
+        return loaded.tokenizer, room_for_prompts(loaded.model.longest_row, config)
     source = config.model.source(weights=False)
     folder = Path(source).expanduser()
     here = folder.is_dir() or directory_of(source) is not None  # of a wrong path it says what is wrong
     tokenizer = load_tokenizer(str(folder) if here else source, here or not online(), config.model.trust_remote_code)
     positions = stated_positions(read_model_config(source, config.model.trust_remote_code))
-    return tokenizer, _room(None if positions is None else positions + 1, config)
-
-
-def room_for_prompts(loaded: LoadedModel, config: RunConfig) -> int | None:
-    """Return the tokens a prompt may have, so that its completion fits the model's context too; None: not known.
-
-    Raises ConfigError where completions alone take it all.
-    """
-    return _room(loaded.model.longest_row, config)
+    return tokenizer, room_for_prompts(None if positions is None else positions + 1, config)
 
 
 def opened(rows: Rows, config: RunConfig, loaded: LoadedModel, template: str | None = None) -> Prompts:
@@ -41,19 +34,8 @@ def opened(rows: Rows, config: RunConfig, loaded: LoadedModel, template: str | N
 
     Raises DataError: a row makes no prompt, or one that is too long.
     """
-    room = room_for_prompts(loaded, config)
+    room = room_for_prompts(loaded.model.longest_row, config)
     return open_prompts(rows, config.data, loaded.tokenizer, room, loaded.vocabulary, template)
-
-
-def _room(row: int | None, config: RunConfig) -> int | None:
-    longest = config.longest_completion
-    if row is not None and longest >= row:
-        key = "rollout.max_new_tokens" if longest == config.rollout.max_new_tokens else "eval.max_new_tokens"
-        raise ConfigError(
-            f"{key}: {longest} leaves no room for a prompt: the model takes rows of at most {row} "
-            f"tokens, prompt and completion together; lower it, to {row // 2} for example"
-        )
-    return None if row is None else row - longest
 
 
 def fix_reach(model: CausalModel, config: RunConfig, *prompts: Prompts, demonstration: int = 0) -> None:

@@ -161,17 +161,13 @@ def warm_up(config: RunConfig, base: Path, directory: Path, given: Any = None) -
 def create_directory(run: Run, out: Path) -> None:
     """Make the run's directory, after all checks, and begin."""
     directory = RunDirectory.create(out, run.trainer.config.environment)
-    try:
+    with directory.beginning():
         run.check_folder(out)
         data = run.config.data.kept_as(out / ROWS)  # a resumed run needs the rows, too
         config = run.config.model_copy(update={"data": data, "sft": run.config.sft.kept_as(out / SFT_ROWS)})
-        identity = identity_of(config, out)
         content = to_toml(config)
-        identity = directory.keep_identity(identity, content)
+        identity = directory.keep_identity(identity_of(config, out), content)
         directory.keep_config(content)
-    except BaseException:
-        directory.abandon()
-        raise
     run.open_directory(directory, identity)
     run.begin()
 

@@ -1,14 +1,13 @@
 """The loop: draw prompts, sample, score, learn, write down. Algorithm 1 of DeepSeekMath, knowing no algorithm."""
 
-from oncurve.trainer.control import EntropyControl as EntropyControl, KLControl as KLControl
-from oncurve.trainer.credit import Credit as Credit
+from oncurve.trainer.credit import Credit as Credit, EntropyControl as EntropyControl, KLControl as KLControl
 from oncurve.trainer.groups.demonstrated import DemonstratedGroups as DemonstratedGroups
 from oncurve.trainer.groups.lagged import LaggedGroups as LaggedGroups
 from oncurve.trainer.groups.source import Groups as Groups
 from oncurve.trainer.groups.surplus import DynamicSampling as DynamicSampling
 from oncurve.trainer.old_policy import OldPolicy as OldPolicy
 from oncurve.trainer.outer import ReferenceSchedule as ReferenceSchedule
-from oncurve.trainer.protocols import Advantage as Advantage, GroupSource as GroupSource, OuterLoop as OuterLoop
+from oncurve.trainer.protocols import Advantage as Advantage, OuterLoop as OuterLoop
 from oncurve.trainer.result import Collected as Collected, StepResult as StepResult
 from oncurve.trainer.saving import (
     FORMAT as FORMAT,

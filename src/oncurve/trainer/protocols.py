@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from oncurve.data import Counts
-from oncurve.metrics import Metrics
 from oncurve.models import Weights
-from oncurve.trainer.result import Collected, StepResult
+from oncurve.trainer.result import StepResult
 from oncurve.trainer.state import TrainerState
-from oncurve.types import AdvantagesAndReturns, Group, Prompt, TrainBatch
+from oncurve.types import AdvantagesAndReturns, Prompt, TrainBatch
 
 
 class Advantage(Protocol):
@@ -63,41 +61,8 @@ class OuterLoop(Protocol):
         """Restore what `save` wrote."""
 
 
-class GroupSource(AbstractContextManager["GroupSource"], Protocol):
-    """The source of each step's groups, sampled and scored. A context manager around the steps of a run."""
-
-    unfinished: Sequence[Group]
-    """The groups that were sampled for a step that failed."""
-
-    @property
-    def exact(self) -> bool:
-        """The statement that recorded log-probs are those of the weights that sampled, up to rounding."""
-        ...
-
-    def follow(self, weights: Weights, step: int) -> None:
-        """Sample from `weights`, the policy's after `step` steps."""
-
-    def next(self, state: TrainerState, metrics: Metrics) -> Collected:
-        """Return the groups of the step after `state`, with their rewards. Raises TrainingError: there are none."""
-        ...
-
-    def epoch(self, cursor: int) -> float:
-        """Return how many times the data has been gone through at `cursor`."""
-        ...
-
-    def worked(self, since: float = 0.0) -> float | None:
-        """Return the seconds for which other processes have sampled, the mean over them, less `since`; None: none."""
-        ...
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Hold the collection: inside, engine and rewards may be used for something else, such as an evaluation."""
-        ...
-
-    def rest(self) -> None:
-        """Give up what is being collected: no step follows for now."""
-
-    def close(self) -> None:
-        """Release what is held. Twice is allowed."""
+class SavedGroups(Protocol):
+    """The source of each step's groups (`Groups`), as a checkpoint sees it."""
 
     def save(self, folder: Path, step: int) -> Mapping[str, Any]:
         """Return the record for a checkpoint in `folder`: what the steps after `step` need next to the weights."""

@@ -29,8 +29,9 @@ from oncurve.batching import collate, minibatches
 from oncurve.learner import Learner
 from oncurve.metrics import Metrics
 from oncurve.trainer.credit import Credit, credited, weighted_by
+from oncurve.trainer.groups.source import Groups
 from oncurve.trainer.old_policy import OldPolicy
-from oncurve.trainer.protocols import GroupSource, OuterLoop
+from oncurve.trainer.protocols import OuterLoop
 from oncurve.trainer.result import Collected, StepResult
 from oncurve.trainer.saving import Checkpoints, Recorder, Refusals
 from oncurve.trainer.state import TrainerState
@@ -72,7 +73,7 @@ class Trainer:
     """Algorithm 1, one policy step at a time. Only `state`, the learner and the outer loop change."""
 
     config: TrainerConfig
-    groups: GroupSource
+    groups: Groups
     learner: Learner
     credit: Credit
     outer: OuterLoop
@@ -96,7 +97,7 @@ class Trainer:
         stops = StopSignals(self.config.grace_seconds, self.config.max_minutes)
         with stops as signals, signals.at_the_end(self.save), self.groups:
             self.evaluate_first()
-            signals.steps_begin()
+            signals.limit.steps_begin()
             while not self.is_done and signals.allow_a_step:  # 4   for step = 1, ..., M
                 self.outer.before_step(self.state)  # 2, 3   at the start of an iteration: π_ref ← π_θ
                 self.settle()
@@ -133,7 +134,7 @@ class Trainer:
                     break
             updates.leave_out(self.config.ppo_epochs * min(self.config.minibatches, len(batch.prompts)))
         self.state = self.advanced(batch, collected, updates, time.perf_counter() - started)
-        summary = summarized(metrics, self.state, self.groups, started, self.groups.worked(before or 0.0))
+        summary = summarized(metrics, self.state, self.groups.epoch, started, self.groups.worked(before or 0.0))
         return StepResult(self.state.step, summary, collected.groups, advantages)
 
     def updates(self, metrics: Metrics) -> Updates:
@@ -163,9 +164,7 @@ class Trainer:
         return self.credit.kl.add_kl_to_rewards(batch, self.state.kl_coef, metrics)
 
     def minibatches(self, batch: TrainBatch, metrics: Metrics) -> Iterator[TrainBatch]:
-        """Return the updates of this step: `ppo_epochs` times over the batch, in `minibatches` pieces of whole
-        groups.
-        """
+        """Return the updates of this step: `ppo_epochs` times over the batch, in `minibatches` of whole groups."""
         for index in range(self.config.ppo_epochs):
             for minibatch in minibatches(batch, self.config.minibatches, self.config.seed, self.state.step, index):
                 self.untrained.observe(metrics, minibatch, self.state.step + 1)

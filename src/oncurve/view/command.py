@@ -12,11 +12,12 @@ import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import unquote
 
 from oncurve.base.errors import ConfigError, RunDirectoryError, shown
 from oncurve.base.output import say
 from oncurve.base.paths import usable_path
-from oncurve.report import link
+from oncurve.report import link, steps_in_words
 from oncurve.view.export import write_copy
 from oncurve.view.library import Library
 
@@ -29,7 +30,7 @@ def view(folder: Path, port: int | None, browser: bool, at: str | None = None) -
 
     `at` is the link `#/run/...` at which the page opens.
     Raises ConfigError: the extra is not installed, the port is taken, `at` is no link. RunDirectoryError: there is no
-    such folder.
+    such folder, run or step.
     """
     try:
         import uvicorn
@@ -38,11 +39,7 @@ def view(folder: Path, port: int | None, browser: bool, at: str | None = None) -
     except ImportError as error:
         raise ConfigError("oncurve view needs its extra: pip install oncurve[view]") from error
     key, library = secrets.token_urlsafe(24), Library(existing(folder))
-    opens = (
-        next((link(name) for name, path in library.names().items() if path == library.root), "#/") if at is None else at
-    )
-    if not opens.startswith("#/"):
-        raise ConfigError(f"--at: expected a link such as '#/run/40/3', got {shown(at)}")
+    opens = _place(at, library)
     with _listening(port) as listening:
         number = listening.getsockname()[1]
         address = f"http://127.0.0.1:{number}/#key={key}{opens[1:].rstrip('/')}"
@@ -61,6 +58,22 @@ def view(folder: Path, port: int | None, browser: bool, at: str | None = None) -
         sys.stdout.flush()
         with _opened(address if browser else None):
             uvicorn.Server(settings).run(sockets=[listening])
+
+
+def _place(at: str | None, library: Library) -> str:
+    """Return the link at which the page opens. Raises ConfigError: it is none. RunDirectoryError: it leads nowhere."""
+    if at is None:
+        return next((link(name) for name, path in library.names().items() if path == library.root), "#/")
+    if not at.startswith("#/"):
+        raise ConfigError(f"--at: expected a link such as '#/run/40/3', got {shown(at)}")
+    name, step = map(unquote, [*at[2:].split("/"), ""][:2])
+    try:
+        kept = library.run(name)["kept"] if name else ()
+    except KeyError as error:
+        raise RunDirectoryError(f"--at: {library.root} has no run {shown(name)}") from error
+    if step.isdecimal() and int(step) not in kept:
+        raise RunDirectoryError(f"--at: no groups of step {step} are kept; of: {steps_in_words(kept, int(step))}")
+    return at
 
 
 def copy_runs(folder: Path, out: Path, steps: str | None) -> Path:
@@ -93,13 +106,9 @@ def _listening(port: int | None) -> Iterator[socket.socket]:
     """Return a socket on 127.0.0.1: at `port`, or where None at the first that is free of some. Raises ConfigError."""
     tried = [port] if port is not None else [*range(PORT, PORT + 10), 0]
     for number in tried:
-        listening = socket.socket()
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listening.bind(("127.0.0.1", number))
-            listening.listen(64)
-        except (OSError, OverflowError):
-            listening.close()
+            listening = socket.create_server(("127.0.0.1", number), backlog=64)
+        except OSError:
             continue
         with listening:
             yield listening

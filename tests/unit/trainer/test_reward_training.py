@@ -76,10 +76,10 @@ def test_each_example_is_met_once_a_pass(examples: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [(1, 2, 3), (3, 4, 5)])
-def test_three_skipped_updates_in_a_row_end_it(bad: tuple[int, ...]) -> None:
+def test_three_skipped_updates_in_a_row_end_it(bad: tuple[int, ...], tmp_path: Path) -> None:
     for train in (
         lambda made: fit(made, EXAMPLES, seed=4),
-        lambda made: RewardTraining(made, EXAMPLES, 4).train(lambda *_: None),
+        lambda made: RewardTraining(made, EXAMPLES, 4, tmp_path).train(lambda *_: None),
     ):
         with pytest.raises(TrainingError, match=r"3 updates .* in a row .*loss nan in .*reward_model\.learning_rate"):
             train(learner(bad=bad))

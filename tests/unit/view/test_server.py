@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from fakes.project import oncurve
 from fakes.viewed import KEY, record, write_run
 from oncurve.report import RolloutFiles, RolloutIndex
-from oncurve.view import FOLDER, Library, application, bundle, copy_runs
+from oncurve.view import FOLDER, Library, application, bundle, copy_runs, view
 from oncurve.view.front import OWN, VENDORED
 
 ASKED = {
@@ -311,6 +311,13 @@ def test_mistakes_of_the_command_are_bad_input(site: Path, monkeypatch, capfd) -
     assert "--export" in refused(runs, "--steps", "1")
     assert "1,10,20-25" in refused(runs, "--export", str(site / "new"), "--steps", "one")
     assert "--port" in refused(runs, "--no-browser", "--port", "99999")
+    RolloutFiles(site / "runs/a").write(2, RolloutFiles(site / "runs/a").content([record(0, "2+2=")]))
+    for at, said in (
+        ("40", "expected a link such as '#/run/40/3', got '40'"),
+        ("#/b/3", "has no run 'b'"),
+        ("#/a/7/0", "no groups of step 7 are kept; of: 2, 3; the nearest is 3"),
+    ):
+        assert said in refused(runs, "--no-browser", "--at", at)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install oncurve[view]" in refused(runs, "--no-browser")
 
@@ -341,3 +348,10 @@ def test_settings_are_told_apart_by_their_keys(client, site: Path) -> None:
         "rewards.0.list": [1, 2],
     }
     assert json.dumps(about["settings"])
+
+
+@pytest.mark.parametrize("at", [None, "#/", "#/a", "#/a/3/0/1", "#/a/curves/reward%2Fmean", "#/a/evaluation/0/3"])
+def test_a_link_that_leads_somewhere_is_in_the_printed_address(site: Path, at, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
+    view(site / "runs", None, False, at)
+    assert capsys.readouterr().out.splitlines()[0].partition("&")[0].endswith((at or "#/")[1:].rstrip("/"))

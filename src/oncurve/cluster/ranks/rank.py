@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oncurve.cluster.ranks.shards import GradientShards
 from oncurve.learner import Accumulated, LocalLearner
-from oncurve.machine.threads import keep_freed_memory, sum_exactly_on_gpus
+from oncurve.machine.threads import begin_process
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel
 from oncurve.parallel import ALONE, Meeting, World
@@ -45,9 +45,7 @@ class Rank:
 
     def begin(self) -> None:
         """Called once in the rank's own process."""
-        keep_freed_memory()
-        sum_exactly_on_gpus()
-        torch.set_num_threads(self._threads)
+        begin_process(self._threads)
         if self._device is not None:
             for model in self._models:
                 model.module.to(self._device)

@@ -1,7 +1,6 @@
 """A learner whose ranks divide the model among them by FSDP2.
 
-sharded.py          rank 0's side: the `Learner` of the run
-shard_rank.py       the other ranks' side, in a fleet
+sharded.py          rank 0's side, the `Learner` of the run, and the other ranks' side, in a fleet
 shard_learner.py    what each rank computes
 divided.py          models whose parameters are shards
 adapter_rows.py     the reference of a policy with an adapter
@@ -12,5 +11,4 @@ sharded_files.py    a checkpoint's file per rank
 """
 
 from oncurve.cluster.sharding.outline import Outline as Outline, offloading as offloading
-from oncurve.cluster.sharding.shard_rank import ShardRank as ShardRank
-from oncurve.cluster.sharding.sharded import ShardedLearner as ShardedLearner
+from oncurve.cluster.sharding.sharded import ShardedLearner as ShardedLearner, ShardRank as ShardRank

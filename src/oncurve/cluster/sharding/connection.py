@@ -37,7 +37,9 @@ def join(rank: int, size: int, meeting: Meeting | None, seconds: float, device: 
         store = library.HashStore() if meeting is None else meeting.store(size, _JOIN_SECONDS)
         limit = timedelta(seconds=_JOIN_SECONDS)
         library.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-        library.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
+        # public, and with the other name deprecated, from torch 2.14 on
+        set_timeout = vars(library).get("set_timeout", library.distributed_c10d._set_pg_timeout)
+        set_timeout(timedelta(seconds=seconds))
 
 
 def _device(address: str) -> str:

@@ -59,7 +59,7 @@ class Division:
         for layer in [*_layers_of(own.module), root]:
             replace_parameters(layer, lambda parameter: self._from_first(parameter, dtype, frozen))
             fully_shard(layer, mesh=self._mesh, mp_policy=precision, offload_policy=offload)
-        for layer in _units_of(root):
+        for layer in [unit for unit in root.modules() if isinstance(unit, distributed.fsdp.FSDPModule)]:
             layer.set_gradient_divide_factor(1.0)
             layer.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
             if on_cpu:
@@ -154,8 +154,3 @@ def _layers_of(module: nn.Module) -> Sequence[nn.Module]:
     for child in module.children():
         found += list(child) if isinstance(child, nn.ModuleList) else _layers_of(child)
     return found
-
-
-def _units_of(root: nn.Module) -> list[Any]:
-    """Return what is gathered at a time: the layers, and the root for the rest."""
-    return [unit for unit in root.modules() if isinstance(unit, distributed.fsdp.FSDPModule)]

@@ -22,14 +22,59 @@ from oncurve.batching import select_rows, shards
 from oncurve.cluster.ranks import GradientShards, RankedLearner, joined
 from oncurve.cluster.sharding.connection import join, leave
 from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner
-from oncurve.cluster.sharding.shard_rank import asked
 from oncurve.durable import LazyTensors, StorageError, temporary_name
 from oncurve.learner import UpdateResult, widened
-from oncurve.machine.threads import computing_threads, return_freed_memory
+from oncurve.machine.threads import computing_threads, return_freed_memory, sum_exactly_on_gpus
 from oncurve.models import LocalWeights, save
-from oncurve.parallel import LostRankError
+from oncurve.parallel import LostRankError, Meeting
 from oncurve.processes.fleets import CPU, Fleet
 from oncurve.types import TrainBatch
+
+
+class ShardRank:
+    """The object that `ShardedLearner` calls in each process, on all ranks at once.
+
+    After an error a rank leaves the others.
+    """
+
+    def __init__(self, make: Callable[..., Any], threads: int, wait_seconds: float, device: torch.device = CPU) -> None:
+        """`device`: the one that all ranks compute on, as each calls its own."""
+        self._make, self._threads, self._wait, self._device = make, threads, wait_seconds, device
+
+    def begin(self) -> None:
+        """Called once in the rank's own process."""
+        return_freed_memory()
+        sum_exactly_on_gpus()
+        torch.set_num_threads(self._threads)
+
+    def join(self, rank: int, size: int, meeting: Meeting) -> None:
+        """Connect with the other ranks and cut out this rank's shard. Raises what `ShardLearner` does, and like `do`
+        LostRankError: another rank has left."""
+        join(rank, size, meeting, self._wait, self._device)
+        self._learner: ShardLearner = _leaving(self._make, make=ShardLearner, tokenizer=None)
+
+    def do(self, method: str, *arguments: Any) -> Any:
+        """Return what a method of this rank's learner returns; why the disk refused a file, which changes nothing."""
+        return _leaving(asked, self._learner, method, arguments)
+
+
+def asked(learner: ShardLearner, method: str, arguments: tuple[Any, ...]) -> Any:
+    """Return what a method returns, or the error of a disk that refused a file."""
+    try:
+        return getattr(learner, method)(*arguments)
+    except StorageError as error:
+        return error
+
+
+def _leaving(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    try:
+        return work(*arguments, **named)
+    except BaseException as error:
+        leave()  # the others see it at once
+        if isinstance(error, RuntimeError) and "Connection" in str(error):
+            raise LostRankError(str(error)) from error
+        raise
+
 
 _ADVICE = (
     "The run goes on from its last checkpoint with `oncurve resume` and its folder, and with fewer ranks where "

@@ -17,9 +17,6 @@ from torch import Tensor
 
 from oncurve.base.errors import CheckpointError
 
-Shapes = Mapping[str, Sequence[int]]
-"""The whole shape of each parameter, by its name."""
-
 
 def rows_of(rank: int, ranks: int, rows: int) -> tuple[int, int]:
     """Return the first row of a rank's part of `rows`, and the one after its last. Both are `rows` for a rank without

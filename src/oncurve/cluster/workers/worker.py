@@ -9,7 +9,7 @@ import torch
 
 from oncurve.base.errors import TrainingError, UserError
 from oncurve.cluster.workers.weights import digest_of, take
-from oncurve.machine.threads import keep_freed_memory, sum_exactly_on_gpus
+from oncurve.machine.threads import begin_process
 from oncurve.models import CausalModel, LocalWeights
 from oncurve.processes.fleets import CPU
 from oncurve.rollout import RolloutEngine, Sampling
@@ -34,9 +34,7 @@ class Worker:
 
     def begin(self) -> None:
         """Called once in the worker's own process."""
-        keep_freed_memory()
-        sum_exactly_on_gpus()
-        torch.set_num_threads(self._threads)
+        begin_process(self._threads)
         self.model.module.to(self._device)
 
     def take(self, version: int, digest: str, pieces: Sequence[memoryview]) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.base.errors import ConfigError, shown, suggest
-from oncurve.compat.dialect import Dialect, Key, Said, Translation
+from oncurve.base.errors import ConfigError, noted, refuse, shown, suggest
+from oncurve.compat.dialect import Dialect, Key, Said, Translation, placed
 from oncurve.compat.openrlhf import functions
 from oncurve.compat.tables import keys_of
 
@@ -46,12 +46,9 @@ def from_openrlhf(words: Sequence[str]) -> Translation:
         )
     table, said, problems = DIALECT.table, dict[str, Said](), list[str]()
     for flag, values in _flags(words).items():
-        try:
+        with noted(problems, f"{placed(flag)}: "):
             said.update(_said(flag, values, table))
-        except ConfigError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigError("\n".join(problems))
+    refuse(problems)
     return DIALECT.translate(said)
 
 
@@ -74,13 +71,9 @@ def _said(name: str, values: list[str], table: Mapping[str, Key]) -> dict[str, S
     if name in SHORTHANDS and not values:
         return {setting: Said(value) for setting, value in SHORTHANDS[name].items()}
     if name not in table:
-        plain = name if name.isprintable() and len(name) <= 100 else shown(name)
         near = suggest(name, [*table, *RENAMED, *SHORTHANDS])
-        raise ConfigError(f"{plain}: {DIALECT.tool} {DIALECT.version} has no such flag{near}")
-    try:
-        return {name: Said(_value(table[name].types, values, name))}
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
+        raise ConfigError(f"{DIALECT.tool} {DIALECT.version} has no such flag{near}")
+    return {name: Said(_value(table[name].types, values, name))}
 
 
 def _value(types: tuple[type, ...], texts: list[str], name: str) -> Any:

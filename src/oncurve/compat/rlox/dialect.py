@@ -7,19 +7,16 @@ no key for, model, prompts and rewards, stands on the command line.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Dialect, Said, Translation, Values
 from oncurve.compat.loading import config_of
 from oncurve.compat.rlox.elsewhere import REASONS
 from oncurve.compat.tables import Function, keys_of
-from oncurve.config import RunConfig, read_yaml
+from oncurve.config import RunConfig, read_table
 from oncurve.run import data_arguments, reward_arguments
 
 ALGORITHM = {
@@ -67,14 +64,8 @@ def translated(path: Path) -> Translation | None:
 
     Raises ConfigError: it cannot be read, or has a setting that is unknown, refused or wrong.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        tables = tomllib.loads(text) if path.suffix == ".toml" else read_yaml(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split()) or type(error).__name__}") from error
-    if not isinstance(tables, Mapping) or "algorithm" not in tables:
+    tables = read_table(path, path.suffix == ".toml")
+    if "algorithm" not in tables:
         return None
     try:
         return DIALECT.translate({name: Said(value, str(path)) for name, value in _flat(tables)})

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers import HfArgumentParser
 
 from oncurve.base.errors import ConfigError, shown, suggest
-from oncurve.config import read_yaml
+from oncurve.config import read_table
 
 
 class TrlParser(HfArgumentParser):  # type: ignore[misc]
@@ -57,12 +56,7 @@ class TrlParser(HfArgumentParser):  # type: ignore[misc]
 
 def _settings_of(path: str) -> dict[str, Any]:
     """Return the settings in a YAML file, and set its `env`. Raises ConfigError: no file, no YAML, no table."""
-    try:
-        found = read_yaml(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {path}: cannot be read as YAML: {error}") from None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f"--config {path}: expected a table of settings, got {shown(found)}")
+    found = read_table(Path(path), toml=False)
     env = found.pop("env", {})
     if not isinstance(env, dict):
         raise ConfigError(f"--config {path}: env: expected a table, got {shown(env)}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -18,7 +16,7 @@ from transformers import AutoTokenizer
 from oncurve.base.errors import ConfigError, RewardError, shown
 from oncurve.compat.trl.rewards import BY_PATH
 from oncurve.models.loading import apply_template
-from oncurve.rewards import Accepts, InProcess, RewardSettings, unpickled
+from oncurve.rewards import Accepts, InProcess, RewardSettings, awaited, name_of, unpickled
 
 
 class Function(RewardSettings):
@@ -45,9 +43,7 @@ class Function(RewardSettings):
     @property
     def default_name(self) -> str:
         """The name of the function, or of its class; "reward" for a lambda."""
-        function = getattr(self.function, "func", self.function)  # of a functools.partial
-        name = str(getattr(function, "__name__", type(function).__name__))
-        return name if name.isidentifier() else "reward"
+        return name_of(self.function)
 
     def start(self, base: Path | None) -> InProcess:
         """Return the runner, in this process."""
@@ -77,7 +73,7 @@ class Function(RewardSettings):
             "log_extra": lambda name, values: extras.setdefault(str(name), []).extend(values),
         }
         try:
-            values = _awaited(self.function(**given))
+            values = awaited(self.function(**given))
             rewards = [_value(value) for value in values]
         except Exception as error:  # user code may raise anything
             raise RewardError(f"reward {self.default_name} failed: {type(error).__name__}: {error}") from error
@@ -115,22 +111,6 @@ def _value(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _awaited(value: Any) -> Any:
-    """Return the result of a coroutine function, also where an event loop is already running (a notebook)."""
-    if not inspect.isawaitable(value):
-        return value
-
-    async def wait() -> Any:
-        return await value
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(wait())
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, wait()).result()
 
 
 def reward_settings(

@@ -175,12 +175,13 @@ class RunTrainer(Closing):
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Logs:
         """Evaluate the policy as it is, and return the metrics by TRL's names.
 
-        eval_dataset  rows, a dict of several sets, or the name of one; None: the constructor's. `ignore_keys` has no
-                      meaning: it is of a forward pass
+        eval_dataset  rows, a dict of several sets, or the name of one; None: the constructor's. During `train` the run
+                      directory keeps what became of these. `ignore_keys` has no meaning: it is of a forward pass
 
         Raises ConfigError: there is no such data set. DataError: a row that cannot be used.
         """
         kept, opened = self.eval_dataset, self.run.eval_prompts
+        step = self.run.trainer.state.step if eval_dataset is None else None
         if isinstance(eval_dataset, str):
             if not isinstance(kept, Mapping) or eval_dataset not in kept:
                 raise ConfigError(f"eval_dataset: the constructor was given no data set {shown(eval_dataset)}")
@@ -191,7 +192,7 @@ class RunTrainer(Closing):
                 self.run.eval_prompts = prompts_from(self.run, all_rows(eval_dataset))
             if not len(self.run.eval_prompts):
                 raise ConfigError(f"evaluate needs held-out prompts: {type(self).__name__}(eval_dataset=...)")
-            self._evaluator(0, metric_key_prefix)
+            self._evaluator(step, metric_key_prefix)
         finally:
             self.eval_dataset, self.run.eval_prompts = kept, opened
         metrics = dict(self._hooks.evaluated or {})
@@ -203,11 +204,13 @@ class RunTrainer(Closing):
         rows = self.eval_dataset
         return [(f"_{name}", each) for name, each in rows.items()] if isinstance(rows, Mapping) else [("", rows)]
 
-    def _evaluator(self, step: int, prefix: str = "eval") -> dict[str, float]:
-        """Evaluate within a step; the hooks log it after the step."""
+    def _evaluator(self, step: int | None, prefix: str = "eval") -> dict[str, float]:
+        """Evaluate after `step`, None: on other rows than the run's; the hooks log it after the step."""
         started = time.perf_counter()
         found = self.run.evaluate(self.args.num_generations_eval or self.args.num_generations)
         seconds = time.perf_counter() - started
+        if step is not None:
+            self.run.recorded(step, found)
         logs, groups, sets = dict[str, Any](), list(found.sampled), self._sets()
         for name, rows in sets:
             count = len(groups) if len(sets) == 1 else len(prompts_from(self.run, rows))

@@ -19,7 +19,7 @@ from typing import Any
 
 from oncurve.base.errors import ConfigError
 from oncurve.base.imports import import_file
-from oncurve.config import read_yaml
+from oncurve.config import read_table
 from oncurve.environments import Episode, Reply, Toolbox, ToolCall, ToolsEpisode
 
 
@@ -38,7 +38,7 @@ class VerlTools(Episode):
         self, config: str | None = None, functions: str | None = None, longest: int = 0, side: str = "middle"
     ) -> None:
         self._longest, self._side = longest, side
-        entries = [] if config is None else read_yaml(Path(config).read_text(encoding="utf-8")).get("tools", [])
+        entries = [] if config is None else read_table(Path(config), toml=False).get("tools", [])
         self._tools = {tool.name: tool for tool in map(_made, entries)}
         own = [] if functions is None else _functions(functions)
         self._functions = ToolsEpisode(Toolbox({}, own))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.advantages import needs_of, reads_rewards, teacher_of
-from oncurve.base.errors import ConfigError, suggest
+from oncurve.base.errors import noted, refuse, suggest
 from oncurve.components import Impossible, Inert, nested_in, rules_of, stated
 from oncurve.config.sections import SECTIONS, RunConfig
 from oncurve.config.warm_start import by_own_name
@@ -151,8 +151,7 @@ def check_config(config: RunConfig) -> None:
     components = [(name, section.check(getattr(config, name))) for name, section in SECTIONS.items()]
     components += [(f"rewards.{index}", check_reward(reward)) for index, reward in enumerate(config.rewards)]
     misstated = [f"{name}.kind: {problem}" for name, problem in components if problem is not None]
-    if misstated:
-        raise ConfigError("\n".join(misstated))
+    refuse(misstated)
     reads = "advantage.base.kind" if nested_in(config.advantage) else "advantage.kind"  # the one that reads rewards
     messages = (rule.message for rule in _holding(config, IMPOSSIBLE, "impossible"))
     broken = [re.sub(r"\badvantage\.kind(?=:| to )", reads, message) for message in messages]
@@ -166,19 +165,10 @@ def check_config(config: RunConfig) -> None:
         for rule in rules_of(reward, "impossible")
         if rule.holds(reward)
     ]
-    broken += filter(None, (_unfit(index, reward, config) for index, reward in enumerate(config.rewards)))
-    broken += _wrong_template(config) + _wrong_best(config)
-    if broken:
-        raise ConfigError("\n".join(broken))
-
-
-def _unfit(index: int, reward: RewardSettings, config: RunConfig) -> str | None:
-    """Return why a reward does not fit the lengths of completions, or None if it does."""
-    try:
-        reward.for_lengths(config.rollout.max_new_tokens)
-    except ConfigError as error:
-        return f"rewards.{index}.{error}"
-    return None
+    for index, reward in enumerate(config.rewards):
+        with noted(broken, f"rewards.{index}."):
+            reward.for_lengths(config.rollout.max_new_tokens)
+    refuse([*broken, *_wrong_template(config), *_wrong_best(config)])
 
 
 def _wrong_template(config: RunConfig) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oncurve.advantages import TeacherSettings, reads_rewards, teacher_of
-from oncurve.base.errors import ConfigError
+from oncurve.base.errors import refuse
 from oncurve.config.sections import RunConfig
 
 
@@ -38,6 +38,4 @@ def missing(config: RunConfig, model_given: bool = False) -> list[str]:
 
 def check_complete(config: RunConfig, model_given: bool = False) -> None:
     """Raises ConfigError with every line of `missing`."""
-    holes = missing(config, model_given)
-    if holes:
-        raise ConfigError("\n".join(holes))
+    refuse(missing(config, model_given))

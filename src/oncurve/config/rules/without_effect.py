@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oncurve.base.errors import ConfigError
+from oncurve.base.errors import refuse
 from oncurve.config.layers import Layer
 from oncurve.config.rules.combinations import inert_rules
 from oncurve.config.sections import RunConfig
@@ -24,8 +24,7 @@ def check_inert(config: RunConfig, layers: Sequence[Layer]) -> None:
         for layer, keys in keys_of:
             if any(layer is decider for decider in decided_by):
                 said += [f"{key}: set to no effect: {rule.reason} ({layer.name})" for key in rule.keys if key in keys]
-    if said:
-        raise ConfigError("\n".join(said))
+    refuse(said)
 
 
 def _keys(layer: Layer) -> set[str]:

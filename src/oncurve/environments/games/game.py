@@ -9,9 +9,9 @@ import random
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from oncurve.base.imports import locate
 from oncurve.environments.episode import Episode, Reply, ToolCall
@@ -42,6 +42,28 @@ class GameSettings(EnvironmentSettings):
         """Return the maker of players, with the settings that are not the workers'."""
         own = {key: getattr(self, key) for key in type(self).model_fields.keys() - EnvironmentSettings.model_fields}
         return f"{__name__}:served", {"episode": self.episode, "base": str(base or Path.cwd()), **own}
+
+
+class NamedGame(GameSettings):
+    """A game of a class of its own, or of a name in a package of games."""
+
+    path: str | None = None
+    """The class, or a function that makes the game: "file.py:Name" (relative to the recipe) or "module:Name"."""
+
+    id: str | None = None
+    """In its place the name under which the package knows it: "FrozenLake-v1" of Gymnasium, "gsm8k_multi_turn" of
+    skyrl-gym."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.path is None) == (self.id is None):
+            raise ValueError('give a class (path = "game.py:Game"), or a name that the package of games knows (id)')
+        return self
+
+    @property
+    def title(self) -> str:
+        """The game's name."""
+        return self.id or str(self.path).rpartition(":")[2]
 
 
 class TextGameSettings(GameSettings):

@@ -11,38 +11,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import model_validator
-
 from oncurve.base.imports import locate
-from oncurve.environments.games.game import TextGame, TextGameSettings
+from oncurve.environments.games.game import NamedGame, TextGame, TextGameSettings
 
 
-class GymText(TextGameSettings):
+class GymText(NamedGame, TextGameSettings):
     """A game with the protocol of Gymnasium. Each turn has the reward of its step."""
 
     episode: ClassVar[str] = f"{__name__}:GymTextGame"
-
-    path: str | None = None
-    """The class, or a function that makes the game: "file.py:Name" (relative to the recipe) or "module:Name"."""
-
-    id: str | None = None
-    """In its place the name under which Gymnasium knows the game: "FrozenLake-v1"."""
-
-    @model_validator(mode="after")
-    def _one_of_two(self) -> GymText:
-        if (self.path is None) == (self.id is None):
-            raise ValueError('give a class (path = "game.py:Game"), or a name that Gymnasium knows (id)')
-        return self
 
     @property
     def needs(self) -> tuple[str, str] | None:  # type: ignore[override]
         """Gymnasium, for a name that it knows."""
         return ("gymnasium", "gymnasium") if self.id is not None else None
-
-    @property
-    def title(self) -> str:
-        """The game's name."""
-        return self.id or str(self.path).rpartition(":")[2]
 
 
 class GymTextGame(TextGame):

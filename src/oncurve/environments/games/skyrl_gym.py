@@ -6,41 +6,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue
 
 from oncurve.base.imports import locate
 from oncurve.environments.episode import Episode, Reply, ToolCall
-from oncurve.environments.games.game import GameSettings
+from oncurve.environments.games.game import NamedGame
 
 
-class SkyRLGym(GameSettings):
+class SkyRLGym(NamedGame):
     """An environment of skyrl-gym, one for each row. Each turn has the reward of its step."""
 
     episode: ClassVar[str] = f"{__name__}:SkyRLGymEpisode"
     needs: ClassVar[tuple[str, str] | None] = ("skyrl_gym", "skyrl-gym")
-
-    id: str | None = None
-    """The name under which skyrl-gym knows it: "gsm8k_multi_turn"."""
-
-    path: str | None = None
-    """In its place the class: "file.py:Name" (relative to the recipe) or "module:Name"."""
 
     settings: dict[str, JsonValue] = Field(default_factory=dict)
     """Entries of `extras` that the columns of the row do not have: `{ max_turns = 3 }`."""
 
     env_config: dict[str, JsonValue] = Field(default_factory=dict)
     """What the environment gets as `env_config`."""
-
-    @model_validator(mode="after")
-    def _one_of_two(self) -> SkyRLGym:
-        if (self.path is None) == (self.id is None):
-            raise ValueError('give a name that skyrl-gym knows (id), or a class (path = "game.py:Game")')
-        return self
-
-    @property
-    def title(self) -> str:
-        """The environment's name."""
-        return self.id or str(self.path).rpartition(":")[2]
 
 
 class SkyRLGymEpisode(Episode):

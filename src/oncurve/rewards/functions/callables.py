@@ -103,7 +103,7 @@ class Adapted:
         given = {name: value for name, value in item.items() if self._everything or name in self._names}
         if STEPS in self._names:
             given[STEPS] = pieces(text, self._split(text))
-        value = _awaited(self._function(**given))
+        value = awaited(self._function(**given))
         if STEPS not in self._names:
             return self._with_steps(value, text)
         return self._with_steps({"steps": value} if isinstance(value, (list, tuple)) else value, text)
@@ -138,7 +138,7 @@ class Adapted:
             "ground_truth": truth,
             "extra_info": item.get("extra_info"),
         }
-        value = _awaited(self._function(**{name: offered[name] for name in self._names if name in offered}))
+        value = awaited(self._function(**{name: offered[name] for name in self._names if name in offered}))
         if isinstance(value, Mapping) and "steps" in value:
             return self._with_steps(value, item["completion"])
         return value["score"] if isinstance(value, Mapping) else value
@@ -160,7 +160,7 @@ class Adapted:
             for n, v in offered.items()
             if n in self._names or (self._everything and n in ("prompts", "completions"))
         }
-        rewards = _awaited(self._function(**{**item["columns"], **wanted}))
+        rewards = awaited(self._function(**{**item["columns"], **wanted}))
         if isinstance(rewards, (list, tuple)) and len(rewards) == len(item["completions"]):
             # the offsets of steps are those of a text, and an episode is several
             texts = [c if isinstance(c, str) else c[-1]["content"] * (len(c) == 1) for c in item["completions"]]
@@ -168,14 +168,14 @@ class Adapted:
         return {"rewards": rewards, "metrics": metrics, "extras": extras}
 
 
-def unpickled(environment: Any) -> Any:
-    """Return an environment as it was at the end of its episode."""
+def unpickled(given: Any) -> Any:
+    """Return the object in cloudpickle bytes (base64) of this run's own processes; what is no text, as it is."""
     import cloudpickle  # here: few rewards need it
 
-    return cloudpickle.loads(base64.b64decode(environment)) if isinstance(environment, str) else environment
+    return cloudpickle.loads(base64.b64decode(given)) if isinstance(given, str) else given
 
 
-def _awaited(value: Any) -> Any:
+def awaited(value: Any) -> Any:
     """Return the result of a coroutine function, also where an event loop is already running (a notebook)."""
     if not inspect.isawaitable(value):
         return value
@@ -204,8 +204,4 @@ def served(
     """Return the worker's side: the function at `path`, or the one in the parent's cloudpickle bytes (base64)."""
     folder = Path(base) if base else None
     splitter = splitter_of(split, folder)
-    if path is not None:
-        return Adapted(locate(path, folder), splitter, kwargs)
-    import cloudpickle  # here: only a worker unpickles, and only its own parent's bytes
-
-    return Adapted(cloudpickle.loads(base64.b64decode(pickled or "")), splitter, kwargs)
+    return Adapted(unpickled(pickled) if path is None else locate(path, folder), splitter, kwargs)

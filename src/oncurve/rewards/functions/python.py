@@ -53,11 +53,7 @@ class Python(WorkerSettings):
     @property
     def default_name(self) -> str:
         """The name of the function; "reward" for a lambda."""
-        if self.path is not None:
-            return self.path.rpartition(":")[2]
-        function = getattr(self.function, "func", self.function)  # of a functools.partial
-        name: str = getattr(function, "__name__", type(function).__name__)
-        return name if name.isidentifier() else "reward"
+        return name_of(self.function) if self.path is None else self.path.rpartition(":")[2]
 
     def start(self, base: Path | None) -> Runner:
         """Return workers for a path, or for a function that can be copied; else this process. Raises ConfigError."""
@@ -75,6 +71,13 @@ class Python(WorkerSettings):
             except ConfigError as error:  # only this process can import its module
                 reason = f"a worker cannot load it ({str(error).strip().rpartition(chr(10))[2]})"
         return InProcess(adapted, adapted.accepts, reason)
+
+
+def name_of(function: object) -> str:
+    """Return the name of a function, or of the class of a callable; "reward" for a lambda."""
+    function = getattr(function, "func", function)  # of a functools.partial
+    name: str = getattr(function, "__name__", type(function).__name__)
+    return name if name.isidentifier() else "reward"
 
 
 def path_of(function: object) -> str | None:

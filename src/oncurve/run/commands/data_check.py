@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oncurve.base.errors import DataError, UserError
+from oncurve.base.errors import DataError, noted
 from oncurve.base.output import visible
 from oncurve.config import DATA_NOTES, RunConfig, RunFacts, notes_on, trials_on, try_rewards
 from oncurve.data import (
@@ -159,8 +159,8 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
     )
     warnings += notes_on(config, facts, DATA_NOTES)
     tokenizer, room = read_tokenizer(config) if config.model.path else (None, None)
-    episode = _episode(config, base, rows, problems, tokenizer, room)
-    notes = () if config.model.path else (NO_MODEL,)
+    episode, begun = _episode(config, base, rows, problems, tokenizer, room)
+    notes = (*begun, *(() if config.model.path else (NO_MODEL,)))
     some = rows.first(GENERATED) if rows.generated else rows
     prompts = {"training": some, "held out": held_out.first(GENERATED) if held_out.generated else held_out}
     limit = min(filter(None, (room, config.data.max_prompt_tokens)), default=None)
@@ -168,9 +168,11 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
     shown = dict[str, Prompts]()
     if tokenizer is not None:
         for name, part in prompts.items():
-            shown[name] = _opened(part, config, tokenizer, room, problems)
+            shown[name] = as_they_are = Prompts(part, config.data, tokenizer)
+            with noted(problems):  # what a run would refuse is shown as it is
+                shown[name] = open_prompts(part, config.data, tokenizer, room)
             if len(part):
-                lengths[name] = _lengths(Prompts(part, config.data, tokenizer), limit)
+                lengths[name] = _lengths(as_they_are, limit)
     return DataCheck(
         rows=len(rows),
         held_out=len(held_out),
@@ -190,17 +192,15 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
 
 def _episode(
     config: RunConfig, base: Path, rows: Rows, problems: list[str], tokenizer: Any, room: int | None
-) -> list[tuple[str, str]]:
-    """Return what is said in an episode of the first row; none without an environment, or where it fails."""
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return what `first_episode` does; nothing without an environment, or where it fails."""
     host = host_of(config, base)
     if host is None or not len(rows):
-        return []
-    with host:
-        try:
-            return first_episode(config, host, rows, tokenizer, room)
-        except UserError as error:
-            problems.append(str(error))
-            return []
+        return [], []
+    said, notes = list[tuple[str, str]](), list[str]()
+    with host, noted(problems):
+        said, notes = first_episode(config, host, rows, tokenizer, room)
+    return said, notes
 
 
 def _rewards(
@@ -223,12 +223,9 @@ def _rewards(
                         first = first or f"{some.place(some.numbers[index])}: {wrong}"
             problems += [] if first is None else [first]
             found.append(Needs(component.name, needs, takes, lacking, first))
+        with noted(problems):
+            warnings += try_rewards(rewards, config.data, rows) if not problems else []
         if problems:
-            return tuple(found)
-        try:
-            warnings += try_rewards(rewards, config.data, rows)
-        except UserError as error:
-            problems.append(str(error))
             return tuple(found)
         trials = [trials_on(rewards, config.data, rows, index) for index in range(min(TRIED, len(rows)))]
     return tuple(_with_trials(needs, [of[needs.name] for of in trials if needs.name in of]) for needs in found)
@@ -238,15 +235,6 @@ def _with_trials(needs: Needs, trials: Sequence[Trial]) -> Needs:
     given = [trial.reference for trial in trials if trial.reference is not None]
     read = sum(trial.reference is not None or trial.made_up is not None for trial in trials)
     return replace(needs, tried=len(trials), read=read, mean=math.fsum(given) / len(given) if given else None)
-
-
-def _opened(rows: Rows, config: RunConfig, tokenizer: Any, room: int | None, problems: list[str]) -> Prompts:
-    """Return the prompts as a run would have them; where it would refuse them, as they are, and why in `problems`."""
-    try:
-        return open_prompts(rows, config.data, tokenizer, room)
-    except UserError as error:
-        problems.append(str(error))
-        return Prompts(rows, config.data, tokenizer)
 
 
 def _lengths(prompts: Prompts, limit: int | None) -> PromptLengths:

@@ -15,7 +15,7 @@ from pydantic import Field, SerializeAsAny
 from rich.console import Console
 
 from oncurve import durable
-from oncurve.base.errors import CheckpointError, ConfigError, DataError, LostFileError, command
+from oncurve.base.errors import CheckpointError, ConfigError, DataError, LostFileError, command, refuse
 from oncurve.components import Component, kind_of, rules_of
 from oncurve.config import CheckpointSettings, Schema, Section, fixed, load, to_toml
 from oncurve.display import Screen, say
@@ -99,9 +99,7 @@ def load_reward_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> tup
         raise ConfigError("reward_model.path: missing; name a language model's or a reward model's folder, or a hub id")
     if not config.data.path:
         raise ConfigError("data.path: missing; name a JSONL file")
-    broken = [rule.message for rule in rules_of(config.lora, "impossible") if rule.holds(config.lora)]
-    if broken:
-        raise ConfigError("\n".join(broken))
+    refuse(rule.message for rule in rules_of(config.lora, "impossible") if rule.holds(config.lora))
     return config, folder
 
 
@@ -123,7 +121,7 @@ class _Prepared:
         return {f"reward_model/heldout_{key}": value for key, value in self.learner.measure(self.held_out).items()}
 
 
-def _prepare(config: RewardModelRecipe, base: Path) -> _Prepared:
+def _prepare(config: RewardModelRecipe, base: Path, folder: Path) -> _Prepared:
     """Cheap checks first: the data, then the network."""
     prepare_process(config.run.threads)
     train, held_out = config.data.read(base)
@@ -143,6 +141,7 @@ def _prepare(config: RewardModelRecipe, base: Path) -> _Prepared:
         learner,
         kept,
         config.run.seed,
+        folder,
         every=config.eval.every,
         keep_every=config.checkpoint.every,
         keep=config.checkpoint.keep,
@@ -171,17 +170,12 @@ def train_reward_model(config: RewardModelRecipe, base: Path, out: Path | None) 
     """
     out = out or free_directory(config.run.name or "reward-model")
     RunDirectory.check_free(out)
-    prepared = _prepare(config, base)
-    with RunDirectory.create(out, dict(prepared.training.environment or {})) as directory:
-        try:
-            prepared.training.identity = identify(config, REWARD_MODEL, base)
+    prepared = _prepare(config, base, out)
+    with RunDirectory.create(out, prepared.training.environment) as directory:
+        with directory.beginning():
             content = to_toml(config, REWARD_MODEL)
-            prepared.training.identity = directory.keep_identity(prepared.training.identity, content)
+            prepared.training.identity = directory.keep_identity(identify(config, REWARD_MODEL, base), content)
             directory.keep_config(content)
-        except BaseException:
-            directory.abandon()
-            raise
-        prepared.training.folder = out
         return _finish(prepared, Screen())
 
 
@@ -198,10 +192,9 @@ def resume_reward_model(directory: Path, changed: bool = False) -> str | None:
         taken_up = take_up(held, identify(config, REWARD_MODEL, base), changed, (), defaults_of(config, REWARD_MODEL))
         held.sign(taken_up.identity)
         say(console, *taken_up.lines)
-        prepared = _prepare(config, base)
+        prepared = _prepare(config, base, directory)
         training = prepared.training
         training.identity = taken_up.identity
-        training.folder = directory
         try:
             lines = training.restore()
         except CheckpointError as error:
@@ -210,8 +203,7 @@ def resume_reward_model(directory: Path, changed: bool = False) -> str | None:
         if training.done == training.updates and not durable.verify(directory / "model"):
             say(console, f"{directory} is finished: all {training.updates} updates are done", _product(directory))
             return None
-        before, now = training.environment_before, training.environment
-        changes = environment_changes(dict(before), dict(now)) if before is not None and now is not None else []
+        changes = environment_changes(training.environment_before, training.environment)
         if changes:
             lines.append("not exact: the training goes on, but not to the same bits, because " + "; ".join(changes))
         say(console, *lines, f"{directory}: {training.done} of {training.updates} updates are done")
@@ -220,7 +212,6 @@ def resume_reward_model(directory: Path, changed: bool = False) -> str | None:
 
 def _finish(prepared: _Prepared, console: Console) -> str | None:
     training, folder = prepared.training, prepared.training.folder
-    assert folder is not None
     say(console, *prepared.plan, "")
     shown = max(1, training.updates // 20)
 

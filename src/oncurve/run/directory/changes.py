@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from oncurve.base.errors import ConfigError
+from oncurve.base.errors import refuse
 from oncurve.config import RUN, RunConfig, to_tables
 from oncurve.run.directory.identity import flat, shown_value, storable
 
@@ -87,8 +87,7 @@ def check_changes(before: RunConfig, now: RunConfig, changes: Sequence[Change], 
         )
     if now.run.epochs is None and now.run.steps < done:
         refused.append(f"run.steps: {now.run.steps} is less than the {done} steps that are done; choose more")
-    if refused:
-        raise ConfigError("\n".join(refused))
+    refuse(refused)
 
 
 def resolved_as(before: RunConfig, now: RunConfig, rows_kept: bool) -> RunConfig:

@@ -24,10 +24,12 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from oncurve import durable
 from oncurve.base.closing import Closing
@@ -101,18 +103,24 @@ class RunDirectory(Closing):
                     path.rmdir()
             raise
         run = cls(path, lock, made)
-        try:
+        with run.beginning():
             cls._check_place(path)  # another process may have begun here in the meantime
             run._forget_beginning()
             durable.write_file(path / ENVIRONMENT, durable.to_json(environment))
-        except BaseException:
-            run.abandon()
-            raise
         return run
 
     def keep_config(self, config_toml: str) -> None:
         """Write `config.toml`, the last file of a run's beginning: a folder without it is no run."""
         durable.write_file(self.path / CONFIG, config_toml.encode())
+
+    @contextlib.contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Return a context in which the run begins; what fails inside leaves nothing of it."""
+        try:
+            yield
+        except BaseException:
+            self.abandon()
+            raise
 
     def abandon(self) -> None:
         """Remove the files that `create` made, and close: the run did not begin."""
@@ -298,27 +306,24 @@ def _is_beginning(path: Path) -> bool:
     )
 
 
+class _Files(BaseModel):
+    path: str
+    parts: dict[str, tuple[int, str | None]]
+
+
+class _Identity(BaseModel):
+    id: str
+    settings: dict[str, Any]
+    files: dict[str, _Files]
+
+
 def is_identity(found: Any) -> bool:
     """Return whether a value has the form of what `oncurve.run.directory.identity.identify` returns."""
-    return (
-        isinstance(found, dict)
-        and isinstance(found.get("id"), str)
-        and isinstance(found.get("settings"), dict)
-        and isinstance(found.get("files"), dict)
-        and all(
-            isinstance(file, dict)
-            and isinstance(file.get("path"), str)
-            and isinstance(file.get("parts"), dict)
-            and all(_is_part(part) for part in file["parts"].values())
-            for file in found["files"].values()
-        )
-    )
-
-
-def _is_part(part: Any) -> bool:
-    """Return whether a value is the size of a file and its sha256, or None for a large one."""
-    sized = isinstance(part, list) and len(part) == 2 and type(part[0]) is int
-    return sized and (part[1] is None or isinstance(part[1], str))
+    try:
+        _Identity.model_validate(found)
+    except ValidationError:
+        return False
+    return True
 
 
 def _object(path: Path) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from oncurve import durable
 from oncurve.base.errors import CheckpointError, RunDirectoryError
 from oncurve.base.paths import usable_path
+from oncurve.report import table
 from oncurve.run.directory.folder import CONFIG, ENVIRONMENT, IDENTITY, LOCK
 
 State = Literal["running", "finished", "stopped", "damaged"]
@@ -72,11 +73,7 @@ def table_of(runs: list[ListedRun]) -> str:
     """Return the runs as lines to read."""
     if not runs:
         return "There are no runs here. `oncurve train RECIPE` begins one, in runs/."
-    rows = [("run", "state", "step", "best", "age"), *(run.cells() for run in runs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return "\n".join(table([("run", "state", "step", "best", "age"), *(run.cells() for run in runs)]))
 
 
 def find_runs(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:

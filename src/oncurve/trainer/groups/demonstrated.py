@@ -16,7 +16,7 @@ from oncurve.types import Completion, Group, Prompt, Score
 
 @dataclass
 class DemonstratedGroups(Groups):
-    """A `GroupSource` of demonstrations: `complete` gives the completion of a prompt of `source`."""
+    """Groups of demonstrations: `complete` gives the completion of a prompt of `source`."""
 
     complete: Callable[[Prompt], Completion] = field(kw_only=True)
 

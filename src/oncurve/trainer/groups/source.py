@@ -22,7 +22,9 @@ from oncurve.types import Group, Score
 
 @dataclass
 class Groups:
-    """A `GroupSource`: the groups of a step are collected when it begins, by the weights as they are.
+    """The source of each step's groups, sampled and scored when the step begins, by the weights as they are.
+
+    A context manager around the steps of a run. Subclasses collect earlier, or elsewhere.
 
     prompts      per step, of `source`; each has `group_size` completions, G
     min_valid    the fewest valid completions that a group needs

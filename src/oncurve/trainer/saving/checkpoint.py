@@ -17,7 +17,7 @@ from oncurve import durable
 from oncurve.base.errors import CheckpointError, RunDirectoryError
 from oncurve.learner import FROZEN, Learner
 from oncurve.trainer.groups.surplus import load_surplus, save_surplus
-from oncurve.trainer.protocols import GroupSource, OuterLoop
+from oncurve.trainer.protocols import OuterLoop, SavedGroups
 from oncurve.trainer.state import TrainerState
 
 FORMAT = 3
@@ -97,7 +97,7 @@ class Checkpoints:
         outer: OuterLoop,
         state: TrainerState,
         environment: Mapping[str, Any],
-        groups: GroupSource | None = None,
+        groups: SavedGroups | None = None,
     ) -> Path:
         """Write the checkpoint of a run after `state.step` steps."""
 
@@ -114,7 +114,7 @@ class Checkpoints:
         return self.write(state.step, fill, state.best_step)
 
     def restore(
-        self, learner: Learner, outer: OuterLoop, groups: GroupSource | None = None
+        self, learner: Learner, outer: OuterLoop, groups: SavedGroups | None = None
     ) -> tuple[TrainerState, dict[str, Any], list[str]] | None:
         """Load the newest checkpoint that verifies into `learner` and `outer`; None where there is none.
 

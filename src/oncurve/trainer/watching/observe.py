@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,6 @@ from torch import Tensor
 from oncurve.base.posix import resource
 from oncurve.machine import contention
 from oncurve.metrics import Metrics
-from oncurve.trainer.protocols import GroupSource
 from oncurve.trainer.state import TrainerState
 from oncurve.types import Group, TrainBatch
 
@@ -139,17 +138,18 @@ def observe_processors(metrics: Metrics) -> None:
 
 
 def summarized(
-    metrics: Metrics, state: TrainerState, groups: GroupSource, started: float, worked: float | None
+    metrics: Metrics, state: TrainerState, epoch: Callable[[int], float], started: float, worked: float | None
 ) -> dict[str, float]:
     """Return the metrics by declared key of a step, after which the state is `state`.
 
+    epoch    of the data, at a cursor
     started  when it began, by `time.perf_counter`
     worked   seconds of it for which other processes sampled, the mean over them; None: there are none
     """
     seconds = time.perf_counter() - started
     metrics.add("step", float(state.step))
     metrics.add("progress/prompts_seen", float(state.cursor))
-    metrics.add("progress/epoch", groups.epoch(state.cursor))
+    metrics.add("progress/epoch", epoch(state.cursor))
     metrics.add("time/step", seconds)
     observe_processors(metrics)
     result = metrics.result()

@@ -70,7 +70,7 @@ class StopSignals:
 
     def __init__(self, grace_seconds: float, max_minutes: float | None = None) -> None:
         self.grace_seconds = grace_seconds
-        self._limit = TimeLimit(max_minutes)
+        self.limit = TimeLimit(max_minutes)
         self.requested: signal.Signals | None = None
         self._before: dict[signal.Signals, object] = {}
         self._hook = sys.unraisablehook
@@ -105,7 +105,7 @@ class StopSignals:
             yield
         finally:
             self._saving = False
-            self._limit.step_ended()
+            self.limit.step_ended()
 
     @contextmanager
     def at_the_end(self, save: Callable[[], None]) -> Iterator[None]:
@@ -131,14 +131,10 @@ class StopSignals:
                 if self.requested is None:
                     raise
 
-    def steps_begin(self) -> None:
-        """The first step begins: what came before does not count as its time."""
-        self._limit.steps_begin()
-
     @property
     def allow_a_step(self) -> bool:
         """Return whether another step may begin: no signal came, and it would end within `max_minutes`."""
-        return self.requested is None and self._limit.allows_a_step
+        return self.requested is None and self.limit.allows_a_step
 
     def stopped_by(self, is_done: bool) -> str | None:
         """Return the name of the signal that came, else of the setting that ended a run which is not done; None:
