@@ -40,12 +40,6 @@ def make_engine(request):
     return make
 
 
-def test_one_group_a_prompt_in_order_without_scores(make_engine):
-    groups = make_engine().generate(PROMPTS, draw=4)
-    assert [group.prompt for group in groups] == PROMPTS
-    assert all(len(group.completions) == 3 and group.draw == 4 and group.scores == () for group in groups)
-
-
 def test_every_completion_is_whole(make_engine):
     for group in make_engine(version=6).generate(PROMPTS, draw=0):
         assert [completion.sample_index for completion in group.completions] == [0, 1, 2]
@@ -115,10 +109,6 @@ def test_a_closed_engine_may_be_closed_again_and_begins_again_when_it_is_followe
     engine.close()
     engine.follow(LocalWeights(model(), 0))
     assert engine.generate(PROMPTS, draw=0) == before
-
-
-def test_every_engine_states_whether_it_is_exact(make_engine):
-    assert make_engine().exact is True
 
 
 def test_greedy_sampling_gives_every_sample_alike_and_leaves_the_engines_settings_alone(make_engine):

@@ -170,15 +170,6 @@ def test_the_processes_and_this_one_meet(make: Make) -> None:
             world.leave()
 
 
-@pytest.mark.slow
-def test_a_fleet_that_is_garbage_collected_ends_its_processes(make: Make) -> None:
-    fleet = make(Counted, 1, silence_seconds=5.0)
-    (process,) = all_up(fleet, 1)
-    pid = value_of(fleet, process, "pid")
-    del fleet
-    until(lambda: gone(pid))
-
-
 OPEN_AT_THE_END = """
 import sys, time
 sys.path.append({tests!r})

@@ -48,6 +48,11 @@ class Said:
     out: str
     err: str
 
+    def fine(self) -> "Said":
+        """This, where the command ended with 0."""
+        assert self.code == 0, self
+        return self
+
 
 def oncurve(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Said:
     """`oncurve ARGUMENTS` in this process: a process of its own would take seconds to start."""

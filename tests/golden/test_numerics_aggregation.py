@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oncurve.batching import collate, micro_batches
+from oncurve.batching import collate
 from oncurve.components import Component
 from oncurve.config.sections import RunConfig
 from oncurve.losses import (
@@ -15,15 +15,12 @@ from oncurve.losses import (
     KLPenalty,
     Masked,
     NoCorrection,
-    Regularizer,
-    Reinforce,
     SeqMeanTokenSumNorm,
     Truncated,
     off_policy,
     top_entropy,
 )
-from oncurve.rollout import Sampling
-from oncurve.types import Completion, Group, Prompt, Score, TokenStats, TrainBatch
+from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
 
 LOSSES = torch.tensor([[1.0, 2, 3], [4, 0, 0]], dtype=torch.float64)
 EXPECTED = [
@@ -53,34 +50,6 @@ def test_two_completions(name: str, settings: dict[str, int], expected: float) -
     assert (weights * LOSSES).sum().item() == pytest.approx(expected, abs=1e-8)
 
 
-@pytest.mark.parametrize(("name", "settings", "expected"), EXPECTED)
-def test_a_completion_that_trains_nothing_changes_nothing(name: str, settings: dict[str, int], expected: float) -> None:
-    weights = aggregation(name, settings)(batch_of(3, 1, 2, valid=(True, True, False)))
-    assert weights[2].tolist() == [0, 0, 0]
-    assert (weights[:2] * LOSSES).sum().item() == pytest.approx(expected, abs=1e-8)
-
-
-@pytest.mark.parametrize(("name", "settings", "expected"), EXPECTED)
-@pytest.mark.parametrize("budget", [1, 4, 5, 100])
-def test_any_split_gives_the_same_loss_and_gradient(
-    name: str, settings: dict[str, int], expected: float, budget: int
-) -> None:
-    batch = batch_of(3, 1)
-    batch = batch.having(token_weights=aggregation(name, settings)(batch), values=LOSSES)
-    losses = LOSSES.clone().requires_grad_()
-    total = torch.zeros((), dtype=torch.float64)
-    row = 0
-    for micro in micro_batches(batch, budget):
-        rows, width = micro.token_weights.shape
-        piece = (losses[row : row + rows, :width] * micro.token_weights).sum()
-        piece.backward()
-        total += piece.detach()
-        row += rows
-    assert row == 2
-    assert total.item() == pytest.approx(expected, abs=1e-8)
-    torch.testing.assert_close(losses.grad, batch.token_weights)
-
-
 def test_a_mean_of_micro_batch_means_would_be_wrong() -> None:
     token_mean = AGGREGATION_KINDS["token-mean"]()
     pieces = [token_mean(batch_of(3)), token_mean(batch_of(1))]
@@ -92,43 +61,6 @@ def test_a_mean_of_micro_batch_means_would_be_wrong() -> None:
 def test_a_batch_that_trains_nothing_has_weight_zero(name: str, settings: dict[str, int], expected: float) -> None:
     weights: Tensor = aggregation(name, settings)(batch_of(3, 1, valid=(False, False)))
     assert weights.tolist() == [[0] * 3] * 2
-
-
-RLOX = [  # the policy term's aggregation, the KL's, loss, gradient of a token of the first and of the second completion
-    ("seq-mean-token-sum", "token-mean", 1.075, (-0.475, 0.525)),  # -mean(A Σ log π) + β mean over tokens of d
-    ("seq-mean-token-sum", None, 1.15, (-0.45, 0.55)),
-    ("token-mean", "token-sum", 0.8, (-0.15, 0.35)),
-    ("token-sum", "seq-mean-token-mean", 2 + 0.1 * (1 / 3 + 2) / 2, (-1 + 0.1 / 6, 1.05)),
-    ("token-sum", "seq-mean-token-sum-norm", 2 + 0.1 * 3 / 16, (-1 + 0.1 / 16, 1 + 0.1 / 16)),
-]
-
-
-@pytest.mark.parametrize(("policy", "of_kl", "expected", "slopes"), RLOX)
-@pytest.mark.parametrize("budget", [1, 100])
-def test_a_kl_term_with_an_aggregation_of_its_own(
-    policy: str, of_kl: str | None, expected: float, slopes: tuple[float, float], budget: int
-) -> None:
-    """A = 1, -1; log π = [[-1, -2, -3], [-4]]; d = [[.5, -.5, 1], [2]]; β = .1, k1, REINFORCE, L = 8."""
-    settings = RunConfig(
-        rollout=Sampling(max_new_tokens=8),
-        objective=Reinforce(),
-        kl=KLPenalty(estimator="k1", coef=0.1, aggregation=of_kl),
-        aggregation=aggregation(policy, {}),
-    )
-    logprobs = torch.tensor([[-1.0, -2, -3], [-4, 0, 0]], dtype=torch.float64, requires_grad=True)
-    distance = torch.tensor([[0.5, -0.5, 1], [2, 0, 0]], dtype=torch.float64)
-    advantages = torch.tensor([[1.0, 1, 1], [-1, -1, -1]], dtype=torch.float64)
-    batch = batch_of(3, 1).having(ref_logprobs=logprobs.detach() - distance, advantages=advantages)
-    total, row = 0.0, 0
-    for micro in micro_batches(batch.with_weights(settings.loss_weights(batch)), budget):
-        rows, width = micro.completion_ids.shape
-        stats = TokenStats(logprobs[row : row + rows, :width])
-        loss = (settings.objective(stats, micro) + Regularizer(settings.kl)(stats, micro)).weighted(micro)
-        loss.backward()
-        total, row = total + float(loss.detach()), row + rows
-    assert total == pytest.approx(expected, abs=1e-12)
-    assert logprobs.grad[0].tolist() == pytest.approx([slopes[0]] * 3, abs=1e-12)
-    assert logprobs.grad[1].tolist() == pytest.approx([slopes[1], 0, 0], abs=1e-12)
 
 
 def test_the_kl_terms_aggregations_are_the_aggregations() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fakes.batches import rows_of
 from oncurve import ops
 from oncurve.advantages import gae, whiten
 from oncurve.batching import token_rewards
@@ -33,7 +34,7 @@ from oncurve.losses import (
 from oncurve.metrics import Metrics
 from oncurve.rewards import Overlong
 from oncurve.trainer import KLControl
-from oncurve.types import TokenStats, TrainBatch
+from oncurve.types import TokenStats
 
 Case = dict[str, Any]
 
@@ -42,26 +43,12 @@ def tensor(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def batch_of(mask: Tensor, old: Tensor | None = None, advantages: Tensor | None = None) -> TrainBatch:
-    rows, width = mask.shape
-    return TrainBatch(
-        completion_ids=torch.zeros(rows, width, dtype=torch.int64),
-        lengths=torch.full((rows,), width),
-        loss_mask=mask,
-        valid=torch.ones(rows, dtype=torch.bool),
-        group_ids=torch.zeros(rows, dtype=torch.int64),
-        prompts=(torch.tensor([0]),),
-        rewards=torch.zeros(rows, dtype=torch.float64),
-        old_logprobs=old,
-        advantages=advantages,
-    )
-
-
 def losses(objective: Objective, logprobs: Tensor, old: Tensor | None, advantages: Tensor) -> Tensor:
     """Token losses of one completion, `(T,)`."""
     mask = torch.ones(1, len(logprobs), dtype=torch.bool)
     return objective(
-        TokenStats(logprobs[None]), batch_of(mask, None if old is None else old[None], advantages[None])
+        TokenStats(logprobs[None]),
+        rows_of(mask, old_logprobs=None if old is None else old[None], advantages=advantages[None]),
     ).loss[0]
 
 
@@ -97,7 +84,7 @@ def importance_weighted_clipped(case: Case) -> Tensor:
     mask = torch.ones_like(old).bool()
     correction = Truncated.model_construct(threshold=case["params"].get("cap", 1e9))
     weights = correction(old - tensor(given["generation_logprobs"]), mask).used
-    batch = batch_of(mask, old, advantages).having(policy_weights=weights)
+    batch = rows_of(mask, old_logprobs=old, advantages=advantages).having(policy_weights=weights)
     return objective_loss(Clipped(clip_low=clip, clip_high=clip), TokenStats(current), batch).loss.mean()
 
 
@@ -143,7 +130,7 @@ def cispo_per_token(case: Case) -> Tensor:
 def masked_nll(case: Case) -> Tensor:
     given = case["inputs"]
     mask = tensor(given["weights"]).bool()[None]
-    batch = batch_of(mask, advantages=torch.ones_like(mask, dtype=torch.float64))
+    batch = rows_of(mask, advantages=torch.ones_like(mask, dtype=torch.float64))
     return Reinforce()(TokenStats(tensor(given["logprobs"])[None]), batch).loss.sum() / case["params"]["ce_scale"]
 
 
@@ -153,7 +140,7 @@ def masked_mean(case: Case) -> Tensor:
 
 def aggregated(aggregation: Component) -> Any:
     def run(case: Case) -> Tensor:
-        weights: Tensor = aggregation(batch_of(tensor(case["inputs"]["mask"]).bool()))
+        weights: Tensor = aggregation(rows_of(tensor(case["inputs"]["mask"]).bool()))
         pieces = (weights * tensor(case["inputs"]["loss"])).sum(1).split(case["params"].get("split", [len(weights)]))
         return torch.stack([piece.sum() for piece in pieces]).sum()
 
@@ -207,7 +194,7 @@ def adaptive(case: Case) -> Tensor:
 def kl_rewards(case: Case) -> Tensor:
     given, coef = case["inputs"], case["params"]["kl_coeff"]
     old = tensor(given["logprobs"])
-    batch = batch_of(torch.ones_like(old, dtype=torch.bool), old).having(
+    batch = rows_of(torch.ones_like(old, dtype=torch.bool), old_logprobs=old).having(
         ref_logprobs=tensor(given["ref_logprobs"]), rewards=tensor(given["scores"])
     )
     batch = batch.having(token_rewards=token_rewards(batch))

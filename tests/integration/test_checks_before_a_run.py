@@ -16,7 +16,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 import oncurve
-from oncurve.base.errors import ConfigError, DataError, TrainingError, UserError
+from oncurve.base.errors import ConfigError, DataError, UserError
 from oncurve.cli import app
 from oncurve.config import load_config, plan
 from oncurve.run import assemble, check_data_of, check_rewards_of, train_recipe
@@ -95,13 +95,6 @@ def test_without_a_model_the_rows_are_shown_and_not_tokenised(tmp_path: Path):
 def test_generated_rows_are_looked_at_in_part():
     found = check_data_of(*load_config("task", ["run.threads=1"]))
     assert (found.rows > found.looked_at == 1000, found.problems) == (True, ())
-
-
-def test_what_cannot_be_read_is_an_error_as_in_a_run(tmp_path: Path):
-    with pytest.raises(DataError, match="there is no file"):
-        check_data_of(*load_config("grpo", words(tmp_path / "none.jsonl")))
-    with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens: 100000 leaves no room"):
-        check_data_of(*load_config("grpo", words(jsonl(tmp_path / "a.jsonl", ROWS), "rollout.max_new_tokens=100000")))
 
 
 def test_special_tokens_of_a_chat_template_are_visible(tmp_path: Path, test_data: Path):
@@ -224,13 +217,6 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path, arguments: dict[str, A
     with pytest.raises(error) as caught:
         check_rewards_of(*load_config("grpo", tried_words(tmp_path)), **arguments)
     assert said in str(caught.value)
-
-
-def test_a_reward_that_always_fails_is_the_error(tmp_path: Path):
-    rows = jsonl(tmp_path / "b.jsonl", [{"completion": "Answer: 77", "answer": "1"}] * 2)
-    alone = f'rewards=[{{path="{tmp_path / "score.py"}:length"}}]'
-    with pytest.raises(TrainingError, match="no 77"):
-        check_rewards_of(*load_config("grpo", tried_words(tmp_path, alone)), file=rows)
 
 
 def test_the_command_prints_the_table_and_refuses_with_exit_code_2(tmp_path: Path):

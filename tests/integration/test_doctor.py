@@ -23,32 +23,16 @@ REWARDS = """
 import time
 
 
-def zero(completion):
-    return 0.0
-
-
 def picky(completion, answer):
     return float(completion.strip().endswith("The answer is " + answer))
-
-
-def coarse(completion):
-    return 0.3
 
 
 def long(completion):
     return min(1.0, len(completion) / 250)
 
 
-def short(completion):
-    return 1.0 - min(1.0, len(completion) / 60)
-
-
 def nines(completion):
     return completion.count("9") / max(1, len(completion))
-
-
-def format_only(completion):
-    return float("#### " in completion)
 
 
 def not_a_number(completion, answer):
@@ -65,18 +49,10 @@ def too_large(completions, answer):
     return huge(completions, answer, 1e39)  # float32 ends at 3e38
 
 
-def nearly_all(completions, answer):
-    # two of the 32 prompts of the last four steps are not right in every try, whatever the texts are
-    return [float(index % 2 or int(each) % 19 != 4) for index, each in enumerate(answer)]
-
-
 def slow(completions):
     time.sleep(8)
     return [float("4" in completion) for completion in completions]
 """
-
-
-HARD = [f'{{ prompt = "What is the capital of the {place} one?\\n", answer = "Q{place}" }}' for place in range(40)]
 
 
 def rewards(*names: str) -> str:
@@ -92,26 +68,19 @@ NINES = ("nines", 24, [rewards("nines"), "learner.learning_rate=2e-3"])
 ILL = {
     "truncated": ("cut", 4, ["rollout.max_new_tokens=6"]),
     "answers-not-recognised": ("picky", 4, [rewards("picky")]),
-    "all-right": ("format", 4, [rewards("format_only")]),
-    "all-wrong": ("hard", 4, ["data.kind=list", f"data.rows=[{', '.join(HARD)}]", 'rewards=[{ kind = "exact" }]']),
-    "flat-reward": ("coarse", 4, [rewards("coarse")]),
-    "identical-completions": ("cold", 4, ["rollout.temperature=0.003"]),
     "rate-too-high": ("high", 14, ["learner.learning_rate=3e-2"]),
-    "entropy-collapse": ("half", 24, [rewards("nines:0.5"), "learner.learning_rate=2e-3"]),
-    "rate-too-low": ("low", 42, ["learner.learning_rate=1e-8"]),
     "kl-runaway": NINES,
     "one-text": NINES,
     "length-growth": NINES,
-    "length-collapse": ("short", 20, [rewards("short"), "learner.learning_rate=2e-3"]),
     "length-correlation": ("long", 4, [rewards("long"), "learner.learning_rate=1e-5"]),
     "one-part-dominates": ("mixed", 12, [rewards("task:0.05", "nines:5"), "learner.learning_rate=1e-3"]),
     "reward-faults": ("faults", 4, [rewards("not_a_number")]),
     "slow-rewards": ("slow", 4, [rewards("slow")]),
-    "mostly-right": ("nearly", 6, [rewards("nearly_all"), "learner.learning_rate=1e-6"]),
     "advantages-not-finite": ("too_large", 6, [rewards("too_large"), "advantage.scale=none"]),
     "updates-skipped": ("huge", 6, [rewards("huge"), "advantage.scale=none"]),
 }
-"""An ill run for each rule: its name, its number of steps, the settings that make it ill."""
+"""Ill runs by a rule that names it: the name, the number of steps, the settings that make it ill. Rules that look at
+single steps' metrics, or at what stays as it is, have made records alone."""
 
 QUICK = ("truncated",)
 HEALTHY = {
@@ -159,7 +128,7 @@ def test_an_ill_run_has_its_illness_named(rule: str, made, capfd) -> None:
     if diagnosis.present[0].finding.level == "alarm":
         assert not diagnosis.healthy
     shown = capfd.readouterr().out  # of the run, where this test was the first to need it
-    if shown and rule not in ("length-correlation", "slow-rewards", "one-part-dominates", "mostly-right"):
+    if shown and rule not in ("length-correlation", "slow-rewards", "one-part-dominates"):
         assert f"{rule} (alarm): " in shown
 
 
@@ -175,7 +144,7 @@ def test_a_run_among_busy_processes_is_told_so(made) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", HEALTHY)
 def test_a_healthy_run_has_no_alarm_at_any_step(preset: str, made) -> None:
-    steps = 40 if preset == "grpo" else 14
+    steps = 24 if preset == "grpo" else 14
     diagnosis = diagnose(made(f"healthy-{preset}", steps, ["learner.learning_rate=3e-4", *HEALTHY[preset]], preset))
     assert alarms(diagnosis) == []
     assert diagnosis.healthy

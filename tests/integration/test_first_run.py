@@ -39,8 +39,9 @@ def site(laid_out: Path, tmp_path: Path) -> Path:
 
 
 def test_a_model_data_and_a_reward_are_a_run(command: Command) -> None:
-    said = command("train", "model", "--data", "data.jsonl", "--reward", "reward.py:length", *QUICK, "--out", "out")
-    assert said.code == 0, said.err
+    said = command(
+        "train", "model", "--data", "data.jsonl", "--reward", "reward.py:length", *QUICK, "--out", "out"
+    ).fine()
     assert "step 1/1" in said.out
     config, _ = load_config("out")
     assert config.model.path == os.path.abspath("model")
@@ -80,8 +81,7 @@ LOOKS = {
 def test_what_train_takes_is_taken_by_every_command_that_looks_at_a_run(command: Command, name: str) -> None:
     more, printed = LOOKS[name]
     words = ("model", "--data", "data.jsonl", "--reward", "exact", "--preset", "dr_grpo", *QUICK, *more)
-    said = command(*name.split(), *words)
-    assert said.code == 0, said.err
+    said = command(*name.split(), *words).fine()
     assert printed in said.out
 
 
@@ -111,8 +111,7 @@ def test_a_run_is_evaluated_on_all_rows_of_other_data(command: Command) -> None:
     held_out = ("data.eval_fraction=0.5", "eval.every=1", "checkpoint.best=eval/reward", "eval.patience=9")
     words = ("model", "data.jsonl", "--reward", "exact", *QUICK, *held_out, "--out", "out")
     assert command("train", *words).code == 0
-    said = command("eval", "out", "--data", "data.jsonl", "--n", "1")
-    assert said.code == 0, said.err
+    said = command("eval", "out", "--data", "data.jsonl", "--n", "1").fine()
     assert "6 prompts" in said.out
 
 
@@ -181,8 +180,7 @@ def test_the_recipe_that_init_writes_trains(command: Command) -> None:
     row = {"question": "w3", "answer": "w4"}
     Path("rows.jsonl").write_text((json.dumps(row) + "\n") * 4)
     changes = ("data.path=rows.jsonl", "model.path=model", "data.template={question}", "eval.every=0", "run.threads=1")
-    said = command("train", "own.toml", *changes, *QUICK, "--out", "out")
-    assert said.code == 0, said.err
+    command("train", "own.toml", *changes, *QUICK, "--out", "out").fine()
     assert "rewards/reward" in Path("out/metrics.jsonl").read_text()
 
 

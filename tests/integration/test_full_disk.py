@@ -93,22 +93,6 @@ for rank in range(2):
     file = f"checkpoints/step-000008/learner-00{rank}-of-002.safetensors"
     assert Path("out", file).read_bytes() == Path("whole", file).read_bytes()
 """
-FULL_AND_KILLED = """
-def on_step(result):
-    if result.step == 3:
-        fill()
-    if result.step == 6:
-        free()
-        os._exit(7)  # as kill -9: nothing is closed
-if os.fork() == 0:
-    train("out", on_step)
-assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
-assert 3 <= len(lines("out")) < 6
-assert newest_valid(Path("out/checkpoints")).path.name == "step-000002"
-assert command("resume", "out") == 0
-train("whole")
-equals_whole("out")
-"""
 FULL_TO_THE_END = """
 ends_without_room(5)
 print("code", command("resume", "out"))
@@ -122,11 +106,6 @@ mended_by_a_resume()
 ROOM_FOR_THE_CHECKPOINT_ALONE = """
 ends_without_room(8, but=40_000)
 mended_by_a_resume()
-"""
-FULL_AT_THE_START = """
-fill()
-print("code", command("train", "recipe.toml", "--out", "out"))
-assert not Path("out").exists()
 """
 
 
@@ -155,10 +134,6 @@ def test_a_disk_that_is_full_for_a_while_loses_no_rank_of_a_divided_model(tmp_pa
     assert "was lost" not in out + errors
 
 
-def test_a_run_that_is_killed_while_the_disk_is_full_is_resumed_exactly(tmp_path: Path) -> None:
-    run(tmp_path, FULL_AND_KILLED)
-
-
 def test_a_disk_that_is_full_to_the_end_is_an_error_that_a_resume_mends(tmp_path: Path) -> None:
     out, errors = run(tmp_path, FULL_TO_THE_END)
     assert re.search(r"^raised: .*cannot be written: No space left.*; free some space and resume", out, re.MULTILINE)
@@ -181,10 +156,3 @@ def test_a_model_without_space_is_written_by_a_resume(tmp_path: Path) -> None:
         "all steps are in a checkpoint, but not the model; once there is space, this writes it: oncurve resume" in out
     )
     assert re.search(r"raised: .*model.* cannot be written: No space left", out)
-
-
-def test_a_disk_that_is_full_at_the_start_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    out, errors = run(tmp_path, FULL_AT_THE_START)
-    assert "code 2" in out
-    assert "No space left on device" in errors
-    assert "Traceback" not in errors

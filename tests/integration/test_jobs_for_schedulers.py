@@ -1,6 +1,5 @@
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -38,7 +37,6 @@ case "$1" in
 esac
 """
 
-SMALL = ("run.steps=20", "eval.every=0", "rollout.group_size=2", "rollout.max_new_tokens=8", "data.prompts_per_step=4")
 
 RAY_THAT_WAITS = """#!/bin/bash
 case "$1" in
@@ -47,13 +45,6 @@ case "$1" in
 esac
 """
 
-RAY_THAT_IS_SMALL = f"""#!/bin/bash
-if [ "$1" = start ]; then
-    shift
-    exec {sys.executable} -m ray.scripts.scripts start --object-store-memory=100000000 "$@"
-fi
-exec {sys.executable} -m ray.scripts.scripts "$@"
-"""
 
 TRAIN_THAT_SAYS_ITS_WORDS = f"""#!{sys.executable}
 import json, os, signal, sys, time
@@ -64,12 +55,6 @@ if os.environ.get("LONG"):
     time.sleep(600)
 sys.exit(int(os.environ.get("CODE", "0")))
 """
-
-
-def with_command(*words: str) -> str:
-    """The script for Slurm with another command and two processors per node."""
-    first, rest = SLURM.split("TRAIN=(", 1)
-    return f"{first}TRAIN=({shlex.join(words)})\n{rest.split(chr(10), 1)[1]}".replace("CPUS=9", "CPUS=2")
 
 
 class Bench:
@@ -175,27 +160,3 @@ def test_the_manifest_has_fields_that_kuberay_publishes() -> None:
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
         (container,), (volume,) = group["template"]["spec"]["containers"], group["template"]["spec"]["volumes"]
         assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": container["workingDir"]}]
-
-
-@pytest.mark.slow
-def test_a_script_trains_on_a_real_ray_is_stopped_at_the_limit_and_goes_on(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, ray=RAY_THAT_IS_SMALL)
-    words = ["oncurve", "train", "task", "cluster.kind=ray", "cluster.rollout_workers=1", "cluster.learner_ranks=2"]
-    text = with_command(*words, *SMALL)
-    metrics = tmp_path / "runs/gsm8k/metrics.jsonl"
-    process = bench.start(text)
-    try:
-        until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 1, 240)
-    finally:
-        process.send_signal(signal.SIGUSR1)
-        code = process.wait(timeout=120)
-    assert code == 143, bench.output.read_text()
-    assert bench.requeued.exists()
-    done = len(metrics.read_text().splitlines())
-    assert 1 <= done < 20
-    code, errors = bench.finished(text)
-    assert code == 0, errors
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(1, 21))
-    assert 1.0 in {row["cluster/workers_alive"] for row in rows}  # a busy machine starts one during the first steps
-    assert {row["cluster/ranks"] for row in rows} == {2.0}

@@ -15,8 +15,7 @@ Command = Callable[..., Said]
 
 
 def test_a_run_with_gaps_is_trained_reported_examined_and_read(command: Command) -> None:
-    said = command("train", "recipe.toml", "run.steps=7", "rollouts.keep=every 3", "--out", "out")
-    assert said.code == 0, said
+    command("train", "recipe.toml", "run.steps=7", "rollouts.keep=every 3", "--out", "out").fine()
     assert RolloutFiles(Path("out")).steps() == (1, 3, 6, 7)
     assert len(Path("out/metrics.jsonl").read_text().splitlines()) == 7
     html = Path("out/report.html").read_text()
@@ -40,8 +39,7 @@ def test_a_resume_may_change_what_is_kept_and_stays_exact(command: Command) -> N
     settings = ["run.steps=6", "checkpoint.every=2"]
     assert command("train", "recipe.toml", *settings, "--out", "whole").code == 0
     assert command("train", "recipe.toml", "run.steps=4", "checkpoint.every=2", "--out", "out").code == 0
-    said = command("resume", "out", "run.steps=6", "rollouts.keep=last 3")
-    assert said.code == 0, said
+    said = command("resume", "out", "run.steps=6", "rollouts.keep=last 3").fine()
     assert "exact: the run goes on to the same numbers" in said.out
     assert RolloutFiles(Path("out")).steps() == (4, 5, 6)
     for step in (4, 5, 6):

@@ -1,4 +1,4 @@
-"""An engine whose weights are one version behind: ratio, mismatch and KL say so, and nothing is assumed of it."""
+"""An engine whose weights are one version behind: the log says so, and a correction weighs what it sampled."""
 
 import copy
 import math
@@ -9,6 +9,7 @@ import torch
 from fakes.learning import old_logprobs
 from fakes.tiny_policy import TinyLM
 from oncurve import GRPO
+from oncurve.base.errors import ConfigError
 from oncurve.kl import k3
 from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights, Weights
@@ -100,15 +101,11 @@ def test_an_engine_that_is_not_exact_gets_old_logprobs():
     assert trainer.train_step(PROMPTS)["policy/ratio"] == pytest.approx(1, abs=1e-9)
 
 
-def test_what_the_engine_states_does_not_stand_against_the_versions():
-    trainer = make(exact=True)
-    trainer.train_step(PROMPTS)
-    batch = batch_seen(trainer)
-    assert torch.equal(batch.old_logprobs, batch.rollout_logprobs)
-
-
-def test_the_recorded_ones_may_be_asked_for():
-    trainer = make(mixed=True, learner={"old_logprobs": "rollout", "ppo_epochs": 2})
+@pytest.mark.parametrize(
+    "given", [{"exact": True}, {"mixed": True, "learner": {"old_logprobs": "rollout", "ppo_epochs": 2}}]
+)
+def test_the_versions_stand_against_what_the_engine_states_and_the_recorded_ones_may_be_asked_for(given: dict):
+    trainer = make(**given)
     trainer.train_step(PROMPTS)
     batch = batch_seen(trainer)
     assert torch.equal(batch.old_logprobs, batch.rollout_logprobs)
@@ -132,3 +129,111 @@ def test_the_kl_is_measured_before_the_first_update_of_a_step(updates: dict):
         kl = k3(batch.old_logprobs, batch.ref_logprobs)[batch.loss_mask]
         assert said["policy/kl"] == pytest.approx(float(kl.mean()), rel=1e-6)
     assert math.isfinite(said["policy/kl"])
+
+
+def corrected(exact: bool = False, mixed: bool = False, lag: bool = True, **sections: object) -> GRPO:
+    return make(exact, mixed, lag, **{"correction": {"kind": "truncated"}, **sections})
+
+
+@pytest.mark.parametrize("updates", [{}, {"ppo_epochs": 2}, {"minibatches": 3}])
+def test_old_logprobs_are_the_learners_and_the_weights_are_theirs_to_the_samplers(updates: dict):
+    trainer = corrected(mixed=True, learner=updates)
+    trainer.train_step(PROMPTS)
+    batch = batch_seen(trainer)
+    old = old_logprobs(trainer.learner, batch)
+    assert torch.equal(batch.old_logprobs, old)
+    ratio = (old - batch.rollout_logprobs).exp()[batch.loss_mask]
+    assert (ratio > 2).any()
+    torch.testing.assert_close(batch.policy_weights[batch.loss_mask], ratio.clamp(max=2.0))
+    said = trainer.train_step(PROMPTS)
+    assert said["correction/weight"] == pytest.approx(float(ratio.mean()))
+    assert said["correction/weight_max"] == pytest.approx(float(ratio.max()))
+    assert said["correction/bounded"] == pytest.approx(float((ratio > 2).double().mean()))
+    used = ratio.clamp(max=2.0)
+    size = float(used.sum() ** 2 / (used.square().sum() * used.numel()))
+    assert said["correction/effective_sample_size"] == pytest.approx(size)
+    assert 0 < size < 1
+
+
+def test_with_one_update_the_ratio_is_1_and_the_weights_alone_correct():
+    trainer = corrected()
+    trainer.train_step(PROMPTS)
+    said = trainer.train_step(PROMPTS)
+    assert said["policy/mismatch"] > 0.05
+    assert said["policy/ratio_max"] == pytest.approx(1, abs=1e-9)
+    assert said["policy/clip_high"] == said["policy/clip_low"] == 0
+
+
+def test_of_an_exact_engine_only_completions_by_older_weights_are_corrected():
+    trainer = corrected(exact=True, mixed=True)
+    trainer.train_step(PROMPTS)
+    batch = batch_seen(trainer)
+    stale = batch.policy_versions != trainer.learner.version
+    assert stale.tolist() == [True, True, True, True, False, False, False, False] * 3
+    assert torch.equal(batch.old_logprobs, old_logprobs(trainer.learner, batch))
+    assert (batch.policy_weights[~stale] == 1).all()
+    assert (batch.policy_weights[stale] != 1).any()
+
+
+def test_an_exact_engine_with_the_present_weights_has_the_same_bits_as_without_a_correction():
+    weights = []
+    for kind in ("none", "truncated", "masked"):
+        trainer = corrected(lag=False, correction={"kind": kind})
+        for _ in range(2):
+            assert batch_seen(trainer).policy_weights is None
+            said = trainer.train_step(PROMPTS)
+            assert not [key for key in said if key.startswith("correction/")]
+        weights.append(copy.deepcopy(trainer.model.state_dict()))
+    assert all(torch.equal(one[name], weights[0][name]) for one in weights for name in one)
+
+
+def test_the_tokens_with_the_highest_entropy_need_one_pass_more_and_keep_the_ratio():
+    trainer = corrected(lag=False, correction={"kind": "none"}, filter={"top_entropy": 0.3})
+    batch = batch_seen(trainer)
+    assert batch.old_logprobs is None
+    kept = batch.policy_weights.bool()
+    assert (batch.policy_weights == kept).all()
+    assert 0.3 <= float(kept[batch.loss_mask].double().mean()) < 0.6
+    assert batch.entropy[kept].min() >= batch.entropy[batch.loss_mask & ~kept].max()
+    assert trainer.train_step(PROMPTS)["policy/ratio"] == 1
+
+
+def test_the_filter_of_tokens_and_the_correction_go_together():
+    both = {"top_entropy": 0.3, "off_policy_threshold": 0.01}
+    trainer = corrected(filter=both, learner={"ppo_epochs": 2})
+    trainer.train_step(PROMPTS)
+    batch = batch_seen(trainer)
+    kept = batch.policy_weights > 0
+    assert 0.3 <= float(kept[batch.loss_mask].double().mean()) < 0.6
+    ratio = (batch.old_logprobs - batch.rollout_logprobs).exp().clamp(max=2.0)
+    torch.testing.assert_close(batch.policy_weights[kept], ratio[kept])
+    assert trainer.train_step(PROMPTS)["filter/off_policy"] > 0
+
+
+CORRECTIONS = """
+from oncurve.losses import ImportanceWeights
+from oncurve.components import Component
+
+
+class Halved(Component):
+    def __call__(self, log_ratio, loss_mask):
+        weights = log_ratio.exp() / 2
+        return ImportanceWeights(weights, weights)
+
+
+class OneEach(Component):
+    def __call__(self, log_ratio, loss_mask):
+        return log_ratio.exp()
+"""
+
+
+def test_a_correction_may_be_a_class_of_yours(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(CORRECTIONS)
+    trainer = corrected(correction={"kind": "mine.py:Halved"})
+    trainer.train_step(PROMPTS)
+    batch = batch_seen(trainer)
+    ratio = (batch.old_logprobs - batch.rollout_logprobs).exp() / 2
+    torch.testing.assert_close(batch.policy_weights[batch.loss_mask], ratio[batch.loss_mask])
+    with pytest.raises(ConfigError, match=r"correction\.kind: OneEach must return an oncurve\.losses\.Importance"):
+        corrected(correction={"kind": "mine.py:OneEach"}).train_step(PROMPTS)

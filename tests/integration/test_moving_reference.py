@@ -4,26 +4,20 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import oncurve
 from fakes.killed_runs import metrics_of
-from fakes.tiny_policy import TinyLM
-from oncurve import durable
-from oncurve.base.errors import ModelError
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
 from oncurve.run.assembly import Run, assemble
 from oncurve.run.directory.folder import RunDirectory
 from oncurve.run.session import create_directory
 from oncurve.trainer import StepResult
-from oncurve.trainer.watching.signals import StepAbandonedError
 
 RECIPE = RECIPES / "task.toml"
 STEPS = 6
@@ -129,61 +123,3 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path, sett
     kept = json.loads((broken / f"checkpoints/step-{STEPS:06d}/state.json").read_text())
     assert kept["outer"] == {"moved_for": 5}
     assert kept["learner"]["reference"]["version"] == 2
-
-
-class AbandonsOnce:
-    """A scorer in whose hands a step is given up, as by a signal that the step outlasts."""
-
-    def __init__(self, scorer: Any, step: int) -> None:
-        self.scorer, self.step = scorer, step
-
-    def begin(self, step: int = 0) -> AbstractContextManager[Any]:
-        if step == self.step:
-            self.step = -1
-            raise StepAbandonedError
-        began: AbstractContextManager[Any] = self.scorer.begin(step)
-        return began
-
-
-@pytest.mark.parametrize("again", ["in this process", "in another", "after a checkpoint of it"])
-def test_a_step_that_is_abandoned_after_the_move_does_not_move_it_twice(tmp_path: Path, again: str) -> None:
-    settings = ["model.dtype=bfloat16", *AVERAGE]
-    with put_together(None, *settings) as run:
-        run.train()
-        whole = ended(run)
-    out, saved = tmp_path / "out", again == "after a checkpoint of it"
-    with put_together(out, *settings, *(["checkpoint.every=0"] if saved else [])) as run:
-        run.trainer.groups.scorer = AbandonsOnce(run.trainer.groups.scorer, 4)
-        run.train()
-        assert (run.trainer.state.step, run.learner.reference.version) == (4, 2)
-        if saved:
-            run.trainer.save()
-        if again == "in this process":
-            run.train()
-            assert same(ended(run), whole)
-            return
-    assert durable.numbered(out / "checkpoints")[-1][0] == 4
-    with put_together(out) as run:
-        assert (run.trainer.state.step, run.learner.reference.version) == (4, 2 if saved else 1)
-        run.train()
-        assert same(ended(run), whole)
-
-
-def test_the_smallest_api_moves_its_reference_too() -> None:
-    def api(every: int, ref_model: nn.Module) -> oncurve.GRPO:
-        return oncurve.GRPO(
-            model=TinyLM(),
-            ref_model=ref_model,
-            reward_fn=lambda completions, prompts: [float((ids == 3).float().mean()) for ids in completions],
-            learning_rate=1e-2,
-            settings={"reference": {"every": every}},
-        )
-
-    prompts = torch.randint(0, 11, (6, 4), generator=torch.Generator().manual_seed(0))
-    still, moving = api(0, TinyLM()), api(2, TinyLM())
-    said = [[trainer.train_step(prompts) for _ in range(3)] for trainer in (still, moving)]
-    assert said[0][2]["policy/kl"] > 1e-6
-    assert (said[1][2]["policy/kl"], said[1][2]["reference/moved"]) == (0, 1)
-    assert "reference/moved" not in said[1][1]
-    with pytest.raises(ModelError, match="cannot follow"):
-        api(2, TinyLM(width=5))

@@ -186,23 +186,3 @@ def test_the_first_example_shows_a_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert "first_run · 4 steps" in pages[5]
     errors = [output for outputs in shown for output in outputs if output.get("name") == "stderr"]
     assert errors == []
-
-
-CELLS = {
-    "oncurve.train('recipe.toml', learning_rat=1e-6)": "did you mean 'learning_rate'?",
-    "oncurve.train(model='model', data='data.jsonl', reward=lambda completion, anser: 1.0)": "needs 'anser'",
-    "oncurve.resume('nowhere')": "nowhere is not a folder",
-}
-
-
-@pytest.mark.slow
-def test_a_mistake_in_a_cell_is_one_message_and_the_kernel_goes_on(notebook: Notebook, folder: Path) -> None:
-    before = sorted(folder.rglob("*"))
-    for cell, words in CELLS.items():
-        said, raised = notebook.run(cell)
-        assert raised, (cell, said)
-        assert words in notebook.traceback, notebook.traceback
-        assert notebook.traceback.startswith(f"{raised}: ")
-        assert ".py" not in notebook.traceback
-    assert sorted(folder.rglob("*")) == before
-    assert notebook.run("print(1 + 1)") == ("2\n", "")

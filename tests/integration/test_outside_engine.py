@@ -55,20 +55,17 @@ def log(project: Path) -> list[list[object]]:
 
 def test_training_evaluation_and_labelling_go_through_it(project, command):
     engine = "engine.kind=recorder.py:Recording"
-    trained = command("train", "recipe.toml", engine, "--out", "run")
-    assert trained.code == 0, trained.err
+    trained = command("train", "recipe.toml", engine, "--out", "run").fine()
     assert "the engine is not exact, so clipping can bind from the 1st" in trained.out + trained.err
     said = log(project)
     assert [entry for entry in said if entry[0] == "generate"] == [["generate", draw, [0, 0]] for draw in range(3)]
     assert said[-1] == ["close"]
-    evaluated = command("eval", "run", "--n", "2")
-    assert evaluated.code == 0, evaluated.err
+    command("eval", "run", "--n", "2").fine()
     said = log(project)
     assert [entry[:2] for entry in said if entry[0] == "generate"] == [["generate", -1]] * 2
     assert said[-1] == ["close"]
     label = ["reward-model", "label", "recipe.toml", engine, "--prompts", "2", "--out", "labels.jsonl"]
-    labelled = command(*label, "--kind", "preferences")
-    assert labelled.code == 0, labelled.err
+    command(*label, "--kind", "preferences").fine()
     assert log(project) == [["generate", 0, [0, 0]], ["close"]]
 
 

@@ -53,8 +53,7 @@ def project(project: Path) -> Path:
 
 def test_a_run_with_it_that_broke_off_ends_as_one_with_the_local_learner(project, command):
     settings = ["learner.learning_rate=1e-3", "checkpoint.every=1"]
-    local = command("train", "recipe.toml", *settings, "--out", "local")
-    assert local.code == 0, local.err
+    command("train", "recipe.toml", *settings, "--out", "local").fine()
     (project / "break").touch()
     broken = command("train", "recipe.toml", "learner.kind=variants.py:Breaks", *settings, "--out", "run")
     assert broken.code == 1
@@ -64,8 +63,7 @@ def test_a_run_with_it_that_broke_off_ends_as_one_with_the_local_learner(project
     assert (project / "closed").exists()
     assert [number for number, _ in durable.numbered(project / "run" / "checkpoints")] == [1]
     (project / "break").unlink()
-    resumed = command("resume", "run")
-    assert resumed.code == 0, resumed.err
+    command("resume", "run").fine()
     model = "model/model.safetensors"
     assert (project / "local" / model).read_bytes() == (project / "run" / model).read_bytes()
     lines = [json.loads(line) for line in (project / "updates.jsonl").read_text().splitlines()]
@@ -89,8 +87,7 @@ def test_what_is_no_learner_is_refused(project, command, kind, said):
 
 
 def test_a_checkpoint_of_the_other_learner_is_refused_in_words(project, command):
-    trained = command("train", "recipe.toml", "--out", "run")
-    assert trained.code == 0, trained.err
+    command("train", "recipe.toml", "--out", "run").fine()
     recipe = project / "run" / "config.toml"
     text = recipe.read_text().replace('[learner]\nkind = "local"', '[learner]\nkind = "../logged.py:Logged"')
     recipe.write_text(text.replace("steps = 3", "steps = 4"))

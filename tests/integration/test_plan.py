@@ -20,7 +20,6 @@ from oncurve.cli import app
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
 from oncurve.forecast.machines import AvailableMemory
-from oncurve.forecast.outlook import NEUTRAL
 
 ROOT = Path(__file__).parents[2]
 TASK = RECIPES / "task.toml"
@@ -63,14 +62,6 @@ def test_the_plan_of_a_shipped_recipe() -> None:
     assert 10 < found["work"]["prompt_tokens"] < 80
     assert found["memory"]["process"] < found["peak_bytes"] < 4e9
     assert found["peak_bytes"] == max(found["phases"].values())
-
-
-def test_settings_change_the_plan() -> None:
-    _, _, two = plan(TASK, *SMALL_STEP, "kl.coef=0", "learner.minibatches=2", "learner.ppo_epochs=2")
-    assert two["work"]["updates"] == 4
-    assert two["memory"]["reference"] == 0
-    assert two["seconds"]["reference"] == 0
-    assert two["seconds"]["old"] > 0
 
 
 def test_a_shape_on_a_card_by_formula() -> None:
@@ -119,23 +110,12 @@ def test_settings_that_are_said_to_fit_do_fit_when_they_are_applied(
         assert applied["peak_bytes"] <= each["peak_bytes"] * 1.001
 
 
-def test_a_setting_that_changes_a_result_is_left_out_where_the_others_are_enough() -> None:
-    _, _, found = plan("--parameters", "7B", "--machine", "rtx4090")
-    together = {each.partition("=")[0] for each in found["suggestions"][-1]["settings"].split()}
-    assert together - {*NEUTRAL} == {"lora.rank"}
-
-
 def test_kl_is_not_switched_off_next_to_other_settings_of_it() -> None:
     words = ["grpo", "--parameters", "7B", "--machine", "t4"]
     assert "kl.coef=0" in {each["settings"] for each in plan(*words)[2]["suggestions"]}
     _, printed, found = plan(*words, "kl.estimator=k2")
     assert "kl.coef=0" not in printed
     plan(*words, "kl.estimator=k2", *shlex.split(found["suggestions"][-1]["settings"]))
-
-
-def test_a_models_folder_is_enough() -> None:
-    _, _, found = plan("--model", ROOT / "src/oncurve/models/tiny", "--machine", "rtx4090", *SMALL_STEP)
-    assert found["parameters"] == 361_088
 
 
 def test_no_recipe_and_no_machine_is_this_one() -> None:
@@ -195,8 +175,9 @@ def test_the_processes_of_a_cluster_are_counted_and_so_is_what_makes_them_smalle
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = ["cluster.learner_ranks=4", "cluster.rollout_workers=2", *SMALL_STEP]
-    _, _, alone = plan(TASK, *SMALL_STEP)
+    _, _, alone = plan(TASK, "learner.minibatches=2", *SMALL_STEP)
     assert (alone["processes"], alone["needed_bytes"]) == (1, alone["peak_bytes"])
+    assert alone["seconds"]["old"] > 0
     _, printed, found = plan(TASK, *words)
     assert found["processes"] == 6
     assert found["needed_bytes"] > found["peak_bytes"]

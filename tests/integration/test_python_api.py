@@ -12,7 +12,6 @@ import datasets
 import pandas
 import pytest
 import torch
-from torch import nn
 
 import oncurve
 from fakes.architectures import architecture
@@ -133,15 +132,6 @@ def test_prompts_may_be_bare_strings_or_token_ids() -> None:
     assert 1 <= ids.metrics[0]["reward/mean"] <= 5  # different tokens among the 5 of a completion
 
 
-def test_a_run_can_be_evaluated_after_it() -> None:
-    run = train(reward=closure(3), settings={**SETTINGS, "data": {"prompts_per_step": 2, "eval_fraction": 0.3}})
-    found = run.evaluate(2)
-    run.close()
-    assert found.prompts == 2
-    assert set(found.pass_at_k) == {1, 2}
-    assert found.held_out
-
-
 def test_without_held_out_rows_python_and_the_command_line_evaluate_the_same_prompts(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,35 +202,14 @@ def test_an_argument_and_its_setting_are_the_same_configuration(tmp_path: Path) 
         run.close()
         return run.run.config
 
-    said = config(seed=5, template=template)
+    said = config(seed=5, template=template, kl_coef=0.5, lora_rank=None)
     rewards = [{"kind": "python", "function": reward}]
-    assert said == config({"template": template}, tables={"run": {"seed": 5}, "rewards": rewards}, reward=None)
+    tables = {"run": {"seed": 5}, "rewards": rewards, "kl.coef": 0.5}
+    assert said == config({"template": template}, tables=tables, reward=None)
     assert config(recipe=recipe, steps=None).kl.coef == 0.04
     both = config(preset=["dr_grpo", "lora"])
     assert (both.advantage, both.lora.rank) == (config(preset="dr_grpo").advantage, 16)
     assert config(recipe=recipe, steps=None, preset="dr_grpo").kl.coef == 0  # as `extends=dr_grpo` on the command line
-
-
-def test_the_smallest_api_as_design_has_it() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11))
-    ref_model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11))
-    ref_model.load_state_dict(model.state_dict())
-    prompt_tensor = torch.randint(0, 11, (6, 4))
-
-    def reward_fn(completions: list[torch.Tensor], prompts: torch.Tensor) -> list[float]:
-        assert prompts.shape == (24, 4)
-        return [float((completion == 3).float().mean()) for completion in completions]
-
-    trainer = oncurve.GRPO(
-        model=model, ref_model=ref_model, reward_fn=reward_fn, group_size=4, kl_coef=0.1, learning_rate=1e-2,
-        max_new_tokens=8,
-    )  # fmt: skip
-    first = trainer.train(prompts=prompt_tensor, n_epochs=1)
-    metrics = trainer.train(prompts=prompt_tensor, n_epochs=20)
-    assert first["policy/kl"] == 0
-    assert metrics["policy/kl"] > 0
-    assert metrics["mean_reward"] > first["mean_reward"]
 
 
 def test_a_run_shows_itself_its_groups_its_samples_and_its_metrics(model_folder: Path, tmp_path: Path) -> None:
@@ -271,22 +240,6 @@ def test_a_run_shows_itself_its_groups_its_samples_and_its_metrics(model_folder:
     kept = resumed.groups()
     assert kept.step == 2
     assert kept == last
-
-
-def test_the_settings_that_people_turn_are_arguments_and_others_may_be_dotted() -> None:
-    with train(
-        reward=closure(3),
-        settings={"kl.estimator": "k2", "data": {"prompts_per_step": 2}},
-        group_size=2,
-        max_new_tokens=3,
-        learning_rate=1e-3,
-        kl_coef=0.5,
-        lora_rank=None,
-    ) as run:
-        config = run.run.config
-        assert (config.rollout.group_size, config.rollout.max_new_tokens) == (2, 3)
-        assert (config.learner.learning_rate, config.kl.coef, config.lora.rank) == (1e-3, 0.5, 0)
-        assert config.kl.estimator == "k2"
 
 
 def test_every_argument_that_is_a_setting_is_offered_and_documented() -> None:

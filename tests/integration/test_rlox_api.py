@@ -1,14 +1,11 @@
 """`oncurve.GRPO`: an argument and its setting are one thing, what means nothing is refused; rlox's hooks, functions."""
 
-import importlib.util
 import inspect
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy
-import pandas
 import pytest
 import torch
 from torch import Tensor
@@ -52,25 +49,12 @@ def nested(name: str, value: Any) -> dict[str, Any]:
     return {section: {key: value}}
 
 
-def left_by(trainer: oncurve.GRPO) -> tuple[dict[str, float], list[Tensor]]:
-    metrics = trainer.train(PROMPTS, n_epochs=2)
-    told = {key: value for key, value in metrics.items() if not key.startswith(("time/", "tokens/per", "memory/"))}
-    return told, list(trainer.model.parameters())
-
-
 @pytest.mark.parametrize("name", SETTING_OF)
 def test_an_argument_is_its_setting_and_both_are_refused(name: str) -> None:
     by_argument, by_setting = grpo(**{name: OTHER[name]}), grpo(settings=nested(name, OTHER[name]))
     assert by_argument.config == by_setting.config != grpo().config
     with pytest.raises(ConfigError, match=f"{SETTING_OF[name]}: given twice"):
         grpo(**{name: OTHER[name]}, settings=nested(name, OTHER[name]))
-
-
-def test_the_learner_has_the_distribution_of_the_sampler_whatever_the_arguments() -> None:
-    said, weights = left_by(grpo(**OTHER))
-    assert said["policy/mismatch_max"] < 1e-4
-    _, plain = left_by(grpo())
-    assert any(not torch.equal(a, b) for a, b in zip(weights, plain, strict=True))
 
 
 def test_a_single_end_token_that_is_no_list_is_refused() -> None:
@@ -240,18 +224,6 @@ def test_the_arguments_stand_in_rloxs_order() -> None:
     assert inspect.signature(oncurve.GRPO).parameters["max_grad_norm"].default == 1.0
 
 
-@pytest.mark.skipif(importlib.util.find_spec("rlox") is None, reason="rlox is in the benchmark's requirements only")
-def test_the_arguments_stand_in_the_order_of_the_rlox_that_is_installed() -> None:
-    from rlox.algorithms.grpo import GRPO as THEIRS
-
-    theirs = inspect.signature(THEIRS).parameters
-    ours = inspect.signature(oncurve.GRPO).parameters
-    assert list(ours)[: len(theirs)] == list(theirs)
-    assert all(
-        ours[name].default == known.default for name, known in theirs.items() if known.default is not known.empty
-    )
-
-
 def tensor(rewards: list[float]) -> Tensor:
     return torch.tensor(rewards, dtype=torch.float64)
 
@@ -268,26 +240,6 @@ def test_group_advantages_by_rloxs_names(kind: Any) -> None:
     assert oncurve.compute_group_advantages(kind([0.7, 0.7 + 1e-9])).tolist() == [0, 0]  # std < 1e-8
     assert oncurve.compute_batch_group_advantages(kind(one), 1).tolist() == [0] * 4
     assert oncurve.compute_group_advantages(kind([])).tolist() == []
-
-
-def test_group_advantages_of_other_containers() -> None:
-    expected = pytest.approx([-1.22474487, 0, 1.22474487])
-    assert oncurve.compute_group_advantages(pandas.Series([1.0, 2.0, 3.0], index=[4, 5, 6])).tolist() == expected
-    assert oncurve.compute_group_advantages([torch.tensor(1.0), 2, numpy.float32(3)]).tolist() == expected
-    of_parameters = oncurve.compute_group_advantages(torch.tensor([1.0, 2.0, 3.0], requires_grad=True))
-    assert of_parameters.tolist() == expected
-    assert not of_parameters.requires_grad
-    for wrong in (3.0, torch.tensor(3.0), [[1.0, 2.0]], [1.0, None], ["a", "b"]):
-        with pytest.raises(ValueError, match=r"expected rewards|NaN|convert"):
-            oncurve.compute_group_advantages(wrong)
-
-
-@pytest.mark.parametrize(
-    ("rewards", "size"), [([1.0, 2.0, 3.0], 2), ([[1.0, 2.0]], 2), ([1.0, math.nan], 2), ([1.0], 0)]
-)
-def test_rewards_that_make_no_groups_are_refused(rewards: Any, size: int) -> None:
-    with pytest.raises(ValueError, match=r"expected rewards|NaN"):
-        oncurve.compute_batch_group_advantages(rewards, size)
 
 
 def test_the_model_as_its_own_reference_may_have_an_adapter() -> None:
@@ -310,8 +262,7 @@ hyperparameters:
 def test_a_file_of_rloxs_trains_by_the_command_of_its_pages(command: Callable[..., Said], tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(RLOX_FILE)
     words = ("model.path=model", "--data", "data.jsonl", "--reward", "reward.py:length", "run.steps=1")
-    said = command("train", "--config", "config.yaml", *words, "data.prompts_per_step=2", "--out", "run")
-    assert said.code == 0, said.err
+    command("train", "--config", "config.yaml", *words, "data.prompts_per_step=2", "--out", "run").fine()
     config, _ = load_config(tmp_path / "run")
     assert (config.run.seed, config.rollout.group_size, type(config.objective).__name__) == (3, 2, "Reinforce")
 

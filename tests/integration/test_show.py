@@ -77,12 +77,10 @@ def test_measuring_tokens_changes_no_bit_of_the_run_and_takes_one_pass_more_wher
 
 def test_a_group_is_shown_with_what_the_step_changed_most(command: Command) -> None:
     assert command("train", "recipe.toml", *SETTINGS, "run.steps=2", "--out", "out").code == 0
-    listed = command("show", "out", "--step", "2", "--json")
-    assert listed.code == 0, listed
+    listed = command("show", "out", "--step", "2", "--json").fine()
     of_step = json.loads(listed.out.splitlines()[-1])
     assert [row["group"] for row in of_step["rows"]] == [0, 1]
-    said = command("show", "out", "--group", "1", "--json")
-    assert said.code == 0, said
+    said = command("show", "out", "--group", "1", "--json").fine()
     found = json.loads(said.out.splitlines()[-1])
     assert (found["link"], found["step"]) == ("#/out/2/1", 2)
     items = found["completions"]
@@ -142,8 +140,7 @@ def test_held_out_problems_that_flipped_are_recorded_and_survive_a_resume(comman
         results = files.read(step).values()
         assert sum(each["right"] for each in results) / len(results) == pytest.approx(share)
         assert all(("w1" in each["reply"], each["samples"][1]) == (each["right"], 3) for each in results)
-    said = command("show", "whole", "--flips", "--since", "0", "--step", "4", "--json")
-    assert said.code == 0, said
+    said = command("show", "whole", "--flips", "--since", "0", "--step", "4", "--json").fine()
     found = json.loads(said.out.splitlines()[-1])
     one, two = files.read(0), files.read(4)
     flipped = [each["problem"] for each in found["problems"] if " to " in each["change"]]

@@ -81,58 +81,6 @@ trainer.train()
 trainer.save_model(training_args.output_dir)
 """
 
-CONVERSATIONAL_ASYNC = f"""
-import asyncio
-from datasets import Dataset
-from transformers import AutoModelForCausalLM
-from trl import GRPOConfig, GRPOTrainer
-
-dataset = Dataset.from_list([
-    {{"prompt": [{{"role": "system", "content": "brief"}}, {{"role": "user", "content": f"tell {{n}}"}}], "target": n}}
-    for n in range(4)
-])
-calls = []
-
-async def one(text, target):
-    await asyncio.sleep(0.001)
-    return float(len(text) % (target + 2))
-
-async def reward_async(completions, target, trainer_state, log_metric, log_extra, completion_ids, **kwargs):
-    calls.append(trainer_state.global_step)
-    log_metric("tokens", sum(map(len, completion_ids)))
-    log_extra("target", target)
-    texts = [completion[0]["content"] for completion in completions]
-    return await asyncio.gather(*(one(text, each) for text, each in zip(texts, target)))
-
-model = AutoModelForCausalLM.from_pretrained(MODEL)
-trainer = GRPOTrainer(
-    model=model, processing_class=TOKENIZER, reward_funcs=reward_async,
-    args=GRPOConfig("out", {SIZES}), train_dataset=dataset,
-)
-trainer.train()
-"""
-
-SEVERAL = f"""
-from trl import GRPOConfig, GRPOTrainer
-
-dataset = [{{"prompt": f"count {{n}}", "task": "math" if n % 2 else "text"}} for n in range(6)]
-
-def math_reward(completions, task, **kwargs):
-    return [float(len(text)) if each == "math" else None for text, each in zip(completions, task)]
-
-def text_reward(prompts, completions, task, **kwargs):
-    return [float(text.count("e")) + 0.5 if each == "text" else None for text, each in zip(completions, task)]
-
-def only_ids(completion_ids, **kwargs):
-    return [-0.01 * len(ids) for ids in completion_ids]
-
-trainer = GRPOTrainer(
-    model=MODEL, reward_funcs=[math_reward, text_reward, only_ids],
-    args=GRPOConfig("out", reward_weights=[1.0, 2.0, 1.0], per_device_train_batch_size=24, {SIZES}),
-    train_dataset=dataset,
-)
-trainer.train()
-"""
 
 CALLBACK = f"""
 from transformers import TrainerCallback
@@ -252,25 +200,6 @@ def test_the_gsm8k_example(run: Callable[[str], dict[str, Any]]) -> None:
     trainer.save_metrics("train", {"train_loss": 0.5})
     assert json.loads(Path("out/train_results.json").read_text()) == {"train_loss": 0.5}
     assert json.loads(Path("out/trainer_state.json").read_text())["log_history"] == trainer.state.log_history
-
-
-@pytest.mark.slow
-def test_conversations_an_async_reward_and_a_module(run: Callable[[str], dict[str, Any]]) -> None:
-    left = run(CONVERSATIONAL_ASYNC)
-    logs = logs_of(left["trainer"])
-    assert left["calls"] == [0, 1]
-    assert all(line["tokens"] > 0 for line in logs)
-    assert left["trainer"].model is left["model"]
-
-
-@pytest.mark.slow
-def test_rewards_that_do_not_apply(run: Callable[[str], dict[str, Any]]) -> None:
-    trainer = run(SEVERAL)["trainer"]
-    line = logs_of(trainer)[0]
-    assert line["rewards/math_reward/mean"] is not None
-    assert line["rewards/text_reward/mean"] >= 0.5
-    whole = 0.5 * line["rewards/math_reward/mean"] + line["rewards/text_reward/mean"] + line["rewards/only_ids/mean"]
-    assert line["reward"] == pytest.approx(whole)  # half of the rows are of each task, the second weighs 2
 
 
 def test_a_script_that_parses_its_words(

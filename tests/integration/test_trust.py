@@ -74,12 +74,10 @@ def test_commands_that_look_import_nothing(command: Command, monkeypatch: pytest
     monkeypatch.syspath_prepend(Path.cwd())
     Path("run/config.toml").write_text('extends = "../recipe.toml"\n' + KINDS[kind].replace("own.py", "../own.py"))
     for words in (("config", "show"), ("config", "explain"), ("runs",)):
-        said = command(*words, "run")
-        assert said.code == 0, said
+        said = command(*words, "run").fine()
         assert words == ("runs",) or "own.py:" in said.out or "own:" in said.out or "not imported" in said.err
     assert command("doctor", "run").code in (0, 1, 2)
-    said = command("export", "run", "--out", "exported")
-    assert said.code == 0, said
+    said = command("export", "run", "--out", "exported").fine()
 
 
 @pytest.mark.usefixtures("elsewhere", "not_imported")
@@ -145,8 +143,7 @@ def test_the_key_is_the_users_alone(command: Command, monkeypatch: pytest.Monkey
 
 def test_a_recipe_of_ones_own_is_named_in_one_line_and_not_asked_about(command: Command) -> None:
     Path("own.toml").write_text('extends = "recipe.toml"\n[[rewards]]\nkind = "python"\npath = "own.py:reward"\n')
-    said = command("data", "check", "own.toml")
-    assert said.code == 0
+    said = command("data", "check", "own.toml").fine()
     (line,) = [line for line in said.err.splitlines() if " brings " in line]
     assert line.endswith("own.py:reward (rewards.0.path)")
     assert load_config("own.toml")[0].rewards

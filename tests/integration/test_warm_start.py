@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import oncurve
-from fakes.demonstrations import chat_tokenizer
 from fakes.killed_runs import PLACES, compare, finish, killed_at, metrics_of
 from fakes.project import RECIPES, Said, lay_out
 from fakes.tables import table
@@ -103,20 +102,6 @@ def test_python_trains_with_a_warm_start_and_rewards_that_no_file_has(site: Path
         oncurve.sft(model=site / "model", data=site / "demonstrations.jsonl", settings={"learner.learning_rate": 1e-4})
     with pytest.raises(ConfigError, match=r"sft.data: its model has a place only in a run's directory"):
         oncurve.train(site / "recipe.toml", steps=1)
-
-
-def test_chats_are_trained_by_the_models_template(site: Path, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    for file in (site / "model").iterdir():
-        (model / file.name).write_bytes(file.read_bytes())
-    chat_tokenizer().save_pretrained(model)
-    turns = [{"role": "user", "content": "w4"}, {"role": "assistant", "content": "w5 w6"}]
-    with oncurve.sft(model=str(model), data=[{"messages": turns}] * 8, steps=1, max_length=8) as run:
-        (group, *_) = run.groups()
-        assert group["prompt"]["ids"] == [50, 4, 51]
-        assert group["completions"][0]["ids"] == [5, 6, 2]
-        assert group["completions"][0]["reward"] is None
 
 
 def test_a_script_of_trls_quick_start_makes_the_same_updates(site: Path, tmp_path: Path) -> None:

@@ -41,23 +41,6 @@ def test_gradient_does_not_depend_on_micro_batches_or_order(objective: str, esti
         assert relative_error(gradient(learner, finished(learner, order, aggregation)), right) <= 1e-10
 
 
-@pytest.mark.parametrize("kl_aggregation", AGGREGATIONS)
-def test_nor_does_it_where_the_kl_term_has_an_aggregation_of_its_own(kl_aggregation: str) -> None:
-    groups = random_groups(rewards=REWARDS)
-    turned = [reordered(group, [2, 0, 3, 1]) for group in reversed(groups)]
-    whole, cut = (
-        make_learner("reinforce", "k2", kl_aggregation=kl_aggregation, tokens_per_micro_batch=budget)
-        for budget in (WHOLE, SMALLEST)
-    )
-    joined = make_learner("reinforce", "k2", tokens_per_micro_batch=WHOLE)
-    for aggregation in AGGREGATIONS:
-        right = gradient(whole, finished(whole, groups, aggregation, kl_aggregation=kl_aggregation))
-        batch = finished(cut, turned, aggregation, kl_aggregation=kl_aggregation)
-        assert relative_error(gradient(cut, batch), right) <= 1e-10
-        plain = gradient(joined, finished(joined, groups, aggregation))
-        assert (relative_error(plain, right) <= 1e-10) == (aggregation == kl_aggregation)
-
-
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), budget=st.integers(1, 60), size=st.integers(2, 5), order=st.randoms())
 def test_gradient_of_any_groups_survives_any_cut_in_float32(seed: int, budget: int, size: int, order: object) -> None:
@@ -68,17 +51,6 @@ def test_gradient_of_any_groups_survives_any_cut_in_float32(seed: int, budget: i
     cut = make_learner(dtype=torch.float32, tokens_per_micro_batch=budget)
     right = gradient(whole, finished(whole, groups))
     assert relative_error(gradient(cut, finished(cut, turned)), right) <= 1e-5
-
-
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_faulted_completions_leave_no_trace_in_the_gradient(objective: str, aggregation: str) -> None:
-    groups = random_groups(rewards=REWARDS)
-    learner = make_learner(objective, entropy_coef=0.05)
-    without = [reordered(group, [i for i, score in enumerate(group.scores) if score.valid]) for group in groups]
-    assert sum(len(group.completions) for group in without) < sum(len(group.completions) for group in groups)
-    right = gradient(learner, finished(learner, without, aggregation))
-    assert relative_error(gradient(learner, finished(learner, groups, aggregation)), right) <= 1e-10
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)

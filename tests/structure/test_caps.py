@@ -39,10 +39,3 @@ def test_files_and_functions_stay_small() -> None:
 def test_nothing_loads_pickles_or_evaluates_text() -> None:
     found = [line for name, path in SOURCES.items() for line in unsafe_calls(name, path.read_text(encoding="utf-8"))]
     assert found == []
-
-
-def test_what_is_too_long_or_unsafe_is_seen() -> None:
-    assert list(too_long("x.py", "x = 1\n" * 401)) == ["x.py has 401 lines"]
-    assert list(too_long("a/trainer.py", "x = 1\n" * 251)) == ["a/trainer.py has 251 lines"]
-    assert list(too_long("x.py", "def f():\n" + " x = 1\n" * 60)) == ["x.py: f has 61 lines"]
-    assert list(unsafe_calls("x.py", "torch.load(p)\neval('1')")) != []

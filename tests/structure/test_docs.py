@@ -19,6 +19,7 @@ import typer
 from torch import Tensor
 
 import oncurve
+from fakes.batches import rows_of
 from fakes.scripts import script
 from oncurve.advantages import (
     ADVANTAGE_KINDS,
@@ -116,16 +117,7 @@ def arguments(cell: str, section: str) -> dict[str, Any]:
 
 def batch_of(mask: list[list[int]]) -> TrainBatch:
     loss_mask = torch.tensor(mask, dtype=torch.bool)
-    rows = len(mask)
-    return TrainBatch(
-        completion_ids=torch.zeros(loss_mask.shape, dtype=torch.int64),
-        lengths=loss_mask.sum(1),
-        loss_mask=loss_mask,
-        valid=loss_mask.any(1),
-        group_ids=torch.zeros(rows, dtype=torch.int64),
-        prompts=(torch.tensor([1]),),
-        rewards=torch.zeros(rows, dtype=torch.float64),
-    )
+    return rows_of(loss_mask).having(lengths=loss_mask.sum(1), valid=loss_mask.any(1))
 
 
 def test_every_link_leads_somewhere() -> None:
@@ -374,6 +366,16 @@ def test_extending_runs_as_it_stands(tmp_path: Path) -> None:
             expected += re.findall(r"^print\(.*\)  # (.*)$", body, re.MULTILINE)
     printed = python(session, tmp_path)
     assert [line for line in printed if line in expected] == expected
+
+
+def test_the_rows_of_new_kinds_name_files_of_the_page_and_tables_of_the_package() -> None:
+    rows = re.findall(r"^\| [\w ]+ \| `(\S+)` \| .*`oncurve/(\S+)` \| `\"[\w-]+\": (\w+)` \|$", EXTENDING, re.MULTILINE)
+    files = {body.partition("\n")[0]: body for body in blocks("docs/extending.md", "python")}
+    assert len(rows) == 8
+    for file, home, name in rows:
+        assert re.search(rf"^(class )?{name}\b", files[f"# {file}"], re.MULTILINE), file
+        table_of_kinds = (ROOT / "src" / "oncurve" / home).read_text(encoding="utf-8")
+        assert re.search(r"^\w+_KINDS: dict\[str, .*\] = \{", table_of_kinds, re.MULTILINE), home
 
 
 def test_the_smallest_api_runs_as_it_stands(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from oncurve.config.sentences.equation import explain
 from oncurve.config.sentences.keys import meanings as meanings_of
 from oncurve.config.sentences.plan import plan
 from oncurve.data import InMemory, load_rows
-from oncurve.losses import KLPenalty
 from oncurve.rewards import REWARD_KINDS
 from oncurve.run.commands.reward_models import REWARD_MODEL
 
@@ -125,19 +124,6 @@ def test_a_string_under_every_field_says_what_it_means() -> None:
         wrong += [f"{cls.__name__}.{name}" for name in cls.model_fields.keys() - meanings.keys()]
         wrong += [f"{cls.__name__}.{name}" for name, said in meanings.items() if not said.endswith(".")]
     assert wrong == []
-
-
-class Documented(KLPenalty):
-    """A class whose field has another meaning than its base's."""
-
-    horizon: float = 1.0
-    """Another meaning."""
-
-
-def test_a_base_says_what_its_fields_mean() -> None:
-    meanings = meanings_of(Documented)
-    assert meanings["horizon"] == "Another meaning."
-    assert meanings["coef"] == "β; at 0 there is no KL term, and no reference is needed."
 
 
 def test_presets_set_nothing_but_an_algorithms_own() -> None:

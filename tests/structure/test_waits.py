@@ -4,10 +4,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from fakes.tables import table
-
 SOURCE = Path(__file__).parents[2] / "src" / "oncurve"
 FILES = sorted(SOURCE.rglob("*.py"))
 
@@ -111,13 +107,3 @@ def test_what_starts_a_process_in_a_test_ends_it_with_the_test() -> None:
     tests, inside = SOURCE.parents[1] / "tests", {"test_view.py", "test_workers.py", "episodes.py", "toy_cluster.py"}
     found = {path.name for path in tests.rglob("*.py") if "subprocess.Popen" + "(" in path.read_text(encoding="utf-8")}
     assert found - inside == {"started.py"}
-
-
-@pytest.mark.parametrize("planted", table("waits", "a_planted_wait_is_found"))
-def test_a_planted_wait_is_found(planted: str) -> None:
-    assert len(list(limitless(planted))) >= 1
-
-
-@pytest.mark.parametrize("sound", table("waits", "a_wait_with_a_limit_passes"))
-def test_a_wait_with_a_limit_passes(sound: str) -> None:
-    assert list(limitless(sound)) == []

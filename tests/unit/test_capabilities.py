@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fakes.batches import rows_of
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve.advantages import GroupAdvantage
@@ -188,16 +189,7 @@ def test_an_estimator_of_the_users_is_named_by_its_path() -> None:
     assert made.kl.chosen is chi2
     assert f"KL_it   {__name__}:chi2: χ²" in explain(made)
     logprobs, reference = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]])
-    batch = TrainBatch(
-        completion_ids=torch.zeros(1, 2, dtype=torch.int64),
-        lengths=torch.tensor([2]),
-        loss_mask=torch.ones(1, 2, dtype=torch.bool),
-        valid=torch.tensor([True]),
-        group_ids=torch.tensor([0]),
-        prompts=(torch.tensor([1]),),
-        rewards=torch.zeros(1, dtype=torch.float64),
-        ref_logprobs=reference,
-    )
+    batch = rows_of(torch.ones(1, 2, dtype=torch.bool), ref_logprobs=reference)
     loss = Regularizer(KLPenalty(estimator=f"{__name__}:chi2", coef=2.0))(TokenStats(logprobs), batch).loss
     assert loss.tolist() == [[2 * 0.5**2 / 2, 2 * 1.0**2 / 2]]
 

@@ -92,13 +92,6 @@ def test_plain_progress_is_one_ascii_line_a_step() -> None:
     assert len(lines) == 3
 
 
-def test_trouble_is_on_the_line() -> None:
-    console = pipe()
-    with Progress(1, console, Clock()) as progress:
-        progress.step(step(1, invalid=3.0, skipped=1.0))
-    assert "invalid 3  updates skipped 1" in printed(console)
-
-
 def test_the_live_line_is_redrawn_in_colour_and_stays_at_the_end() -> None:
     console = terminal()
     with Progress(2, console, Clock()) as progress:
@@ -114,13 +107,15 @@ def test_the_live_line_is_redrawn_in_colour_and_stays_at_the_end() -> None:
     assert "accuracy 62%" in last
 
 
-def test_advice_is_set_off_and_wrapped_and_truncation_is_on_the_line() -> None:
+def test_advice_is_set_off_and_wrapped_and_trouble_is_on_the_line() -> None:
     console = pipe(width=60)
     with Progress(2, console, Clock()) as progress:
-        progress.step(step(1, truncated=0.2))
+        progress.step(step(1, truncated=0.2, invalid=3.0, skipped=1.0))
         progress.advise("cause " * 30 + "\n  1. change it")
     text = printed(console)
     assert "cut off 20%" in text
+    assert "invalid 3" in text
+    assert "updates skipped 1" in text
     assert "\n\ncause" in text
     assert "\n  1. change it\n" in text
     assert max(len(line) for line in text.partition("\n\n")[2].splitlines()) <= 60

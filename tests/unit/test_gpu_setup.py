@@ -1,4 +1,4 @@
-"""What a process sets up for a GPU, and what it says of one: nothing of it needs one."""
+"""What a process sets up for a GPU, and what it says of one and of its memory: nothing of it needs a GPU."""
 
 import os
 import subprocess
@@ -67,3 +67,15 @@ def test_the_peak_is_that_of_the_device_of_the_model(monkeypatch: pytest.MonkeyP
         found[device] = metrics.result()["memory/peak_bytes"]
     assert found["NVIDIA H100"] == 7
     assert 1e6 < found["cpu"] <= peak_memory_bytes()
+
+
+CHILD = "from oncurve.trainer.watching.observe import peak_memory_bytes; print(peak_memory_bytes())"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
+def test_the_peak_is_that_of_this_process_and_not_of_its_parent():
+    held = b"x" * (1200 << 20)  # more than a process with torch and oncurve in it
+    parent = peak_memory_bytes()
+    child = int(subprocess.run([sys.executable, "-c", CHILD], capture_output=True, check=True).stdout)
+    assert len(held) < parent
+    assert (50 << 20) < child < len(held) // 2

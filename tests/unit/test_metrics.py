@@ -1,62 +1,54 @@
 """Declared metrics and how observations become one number."""
 
-import json
 import math
 import re
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
 import oncurve
 from fakes.tables import table
 from oncurve.metrics import METRICS, Metrics, declared, share, short
 
-
-def test_a_mean_is_over_all_observations_however_they_came() -> None:
-    values, mask = torch.tensor([[1.0, 2, 9], [6, 9, 9]]), torch.tensor([[1, 1, 0], [1, 0, 0]], dtype=torch.bool)
-    whole, first, second = Metrics(), Metrics(), Metrics()
-    whole.add("policy/entropy", values, mask)
-    first.add("policy/entropy", values[:1], mask[:1])
-    second.add("policy/entropy", values[1:], mask[1:])
-    first.merge(second)
-    assert whole.result() == first.result() == {"policy/entropy": 3.0}
-    assert second.result() == {"policy/entropy": 6.0}
+REDUCED = {
+    "policy/ratio": fmean,
+    "tokens/sampled": math.fsum,
+    "policy/ratio_max": max,
+    "optim/learning_rate": lambda values: values[-1],
+}
+VALUES = st.lists(st.sampled_from([0.0, 3.0, -2.0, 5.5, 1e6, math.nan, math.inf, -math.inf]), max_size=4)
 
 
-def test_each_reduction() -> None:
-    metrics = Metrics()
-    for number in (3.0, 5.0, 4.0):
-        for key in ("policy/ratio", "tokens/sampled", "policy/ratio_max", "optim/learning_rate"):
-            metrics.add(key, number)
-    assert metrics.result() == {
-        "policy/ratio": 4,
-        "tokens/sampled": 12,
-        "policy/ratio_max": 5,
-        "optim/learning_rate": 4,
-    }
-
-
-def test_reductions_of_tensors_under_a_mask() -> None:
-    metrics, mask = Metrics(), torch.tensor([True, False, True, False])
-    for key in ("policy/ratio", "tokens/sampled", "policy/ratio_max", "optim/learning_rate"):
-        metrics.add(key, torch.tensor([-4, 100, -2, 200]), mask)
-    assert metrics.result() == {
-        "policy/ratio": -3,
-        "tokens/sampled": -6,
-        "policy/ratio_max": -2,
-        "optim/learning_rate": -2,
-    }
-
-
-def test_values_that_are_not_finite_are_left_out_and_counted() -> None:
-    metrics = Metrics()
-    metrics.add("policy/kl", torch.tensor([1.0, torch.nan, 3.0, torch.inf]), torch.tensor([True, True, True, False]))
-    metrics.add("policy/ratio_max", torch.inf)
-    metrics.add("optim/grad_norm", -torch.inf)
-    result = metrics.result()
-    assert result == {"policy/kl": 2.0, "metrics/nonfinite": 3.0}
-    assert json.loads(json.dumps(result, allow_nan=False)) == result
+@pytest.mark.parametrize("key", REDUCED)
+@given(st.lists(st.tuples(VALUES, st.sampled_from(["one by one", "at once", "under a mask"]), st.booleans())))
+def test_observations_become_one_number_however_they_come(key: str, pieces: list[Any]) -> None:
+    """One by one, many at once, in tensors of which a mask leaves out the half, and by any number of collectors."""
+    whole, part, seen = Metrics(), Metrics(), []
+    for values, how, apart in pieces:
+        if apart:
+            whole.merge(part)
+            part = Metrics()
+        if how == "at once":
+            part.add_all(key, values)
+        elif how == "under a mask":
+            rows = torch.tensor([(value, 1e9) for value in values], dtype=torch.float64).reshape(-1, 2)
+            part.add(key, rows, torch.tensor([True, False]).expand(rows.shape))
+        else:
+            for value in values:
+                part.add(key, value)
+        seen += values
+    whole.merge(part)
+    finite = [value for value in seen if math.isfinite(value)]
+    wanted = {key: REDUCED[key](finite)} if finite else {}
+    if len(finite) < len(seen):
+        wanted["metrics/nonfinite"] = len(seen) - len(finite)
+    assert whole.result() == pytest.approx(wanted)
+    with pytest.raises(KeyError, match="not declared"):
+        part.add_all("rewad", [1.0])
 
 
 def test_every_declaration_is_complete() -> None:
@@ -99,25 +91,6 @@ def test_a_number_may_stand_for_the_sum_of_many_observations() -> None:
             metrics.add(key, values, mask, count=2)
 
 
-def test_merging_keeps_maxima_and_takes_the_later_of_the_last() -> None:
-    early, late, empty = Metrics(), Metrics(), Metrics()
-    for metrics, number in ((early, 2.0), (late, 1.0)):
-        metrics.add("policy/ratio_max", number)
-        metrics.add("policy/kl_coef", number)
-    empty.add("policy/kl_coef", torch.zeros(0))
-    early.merge(late)
-    early.merge(empty)
-    assert early.result() == {"policy/ratio_max": 2, "policy/kl_coef": 1}
-
-
-@pytest.mark.parametrize("key", ["policy/ratio", "tokens/sampled", "policy/ratio_max", "optim/learning_rate"])
-def test_a_key_without_any_observation_is_absent(key: str) -> None:
-    metrics = Metrics()
-    metrics.add(key, torch.ones(3), torch.zeros(3, dtype=torch.bool))
-    metrics.add(key, torch.zeros(0))
-    assert metrics.result() == {}
-
-
 def test_families_are_allowed_by_their_prefix_only() -> None:
     metrics = Metrics()
     metrics.add("rewards/correct", torch.tensor([0.0, 1.0]))
@@ -139,30 +112,6 @@ def test_low_precision_is_summed_in_float64() -> None:
     metrics = Metrics()
     metrics.add("policy/kl", torch.full((4096,), 0.1, dtype=torch.bfloat16))
     assert metrics.result()["policy/kl"] == torch.tensor(0.1, dtype=torch.bfloat16).item()
-
-
-def test_the_last_is_the_last_however_numbers_and_tensors_are_mixed() -> None:
-    metrics = Metrics()
-    metrics.add("optim/learning_rate", 1.0)
-    metrics.add("optim/learning_rate", torch.tensor([2.0, 3.0]))
-    assert metrics.result() == {"optim/learning_rate": 3.0}
-    metrics.add("optim/learning_rate", 4.0)
-    metrics.add("optim/learning_rate", math.nan)
-    assert metrics.result() == {"optim/learning_rate": 4.0, "metrics/nonfinite": 1.0}
-
-
-@pytest.mark.parametrize("key", ["reward/mean", "tokens/sampled", "completions/length_max", "progress/epoch"])
-@pytest.mark.parametrize("values", [[], [3.0], [2.0, float("nan"), 5.0, 1.0], [float("inf")], [float("-inf"), -4.0]])
-def test_many_at_once_are_as_many_one_by_one(key: str, values: list[float]) -> None:
-    one_by_one, at_once = Metrics(), Metrics()
-    for metrics in (one_by_one, at_once):
-        metrics.add(key, 2.0)
-    for value in values:
-        one_by_one.add(key, value)
-    at_once.add_all(key, values)
-    assert at_once.result() == one_by_one.result()
-    with pytest.raises(KeyError, match="not declared"):
-        at_once.add_all("rewad", values)
 
 
 def test_shares_are_100_percent_only_where_they_are() -> None:

@@ -1,16 +1,19 @@
-"""Group advantages of batches laid out in any way, against the formula written out with Python's `statistics`."""
+"""Advantages against formulas written out: groups laid out in any way, GAE, steps, distillation by enumeration."""
 
+import itertools
+import math
 import random
 import statistics
 
 import pytest
 import torch
+from torch import Tensor
 
-from oncurve.advantages import GAEAdvantage, gae, group_advantages, process_advantages
+from oncurve.advantages import GAEAdvantage, GroupAdvantage, gae, group_advantages, process_advantages
+from oncurve.advantages.distill import Distill
 from oncurve.advantages.group import Scale
 from oncurve.batching import collate, token_rewards
-from oncurve.types import Completion, Group, Prompt, Score
-from oracles.plain_gae import plain_gae
+from oncurve.types import AdvantagesAndReturns, Completion, Group, Prompt, Score, TrainBatch
 from oracles.plain_process import plain_process_advantages
 
 LAYOUTS = {
@@ -55,25 +58,6 @@ def test_what_it_is_given_is_not_changed() -> None:
     torch.testing.assert_close(
         group_advantages(every_other, valid, ids), group_advantages(every_other.clone(), valid, ids)
     )
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_it_is_what_sums_give(seed):
-    rng = random.Random(seed)
-    rows, width = rng.randint(1, 4), rng.randint(1, 7)
-    rewards, values = ([[rng.gauss(0, 1) for _ in range(width)] for _ in range(rows)] for _ in range(2))
-    mask = [[rng.random() < 0.7 for _ in range(width)] for _ in range(rows)]
-    mask = [row if any(row) else [True] * width for row in mask]
-    beyond = [rng.choice([0.0, rng.gauss(0, 1)]) for _ in range(rows)]
-    gamma, lam = rng.choice([1.0, 0.9]), rng.choice([0.0, 0.5, 1.0])
-    tensors = (torch.tensor(rewards), torch.tensor(values), torch.tensor(mask))
-    advantages, returns = gae(*tensors, gamma, lam, torch.tensor(beyond))
-    for row in range(rows):
-        first = mask[row].index(True)  # a reward before any trained token reaches nobody
-        plain = [0.0] * first + rewards[row][first:]
-        wanted = plain_gae(plain, values[row], mask[row], gamma, lam, beyond[row])
-        assert advantages[row].tolist() == pytest.approx(wanted[0], abs=1e-5)
-        assert returns[row].tolist() == pytest.approx(wanted[1], abs=1e-5)
 
 
 def test_step_rewards_stand_at_their_ends_and_take_the_place_of_the_whole():
@@ -148,3 +132,90 @@ def test_shapes_that_do_not_fit_and_steps_outside_a_row_are_refused():
         process_advantages(rewards, ends[:1], counts, valid, group_ids, length)
     with pytest.raises(ValueError, match="steps end at tokens 0 to 1 of a row, got"):
         process_advantages(rewards, ends, counts, valid, group_ids, 2)
+
+
+def batch_of(rewards: list[float], logprobs: list[list[float]], teacher: list[list[float]]) -> TrainBatch:
+    """One group of completions with these log-probs of the sampling policy and of a teacher."""
+    completions = tuple(
+        Completion(tuple(range(1, 1 + len(row))), "", tuple(row), "eos", index, 0) for index, row in enumerate(logprobs)
+    )
+    batch = collate([Group(Prompt(0, "", (1,)), completions, tuple(map(Score, rewards)))])
+    wide = torch.full(batch.completion_ids.shape, math.nan, dtype=torch.float64)
+    for index, row in enumerate(teacher):
+        wide[index, : len(row)] = torch.tensor(row, dtype=torch.float64)
+    return batch.having(teacher_logprobs=wide)
+
+
+def test_by_hand() -> None:
+    batch = batch_of([0.0, 0.0], [[-1.0, -2.0, -0.5], [-3.0]], [[-0.5, -2.5, -0.5], [-1.0]])
+    assert Distill(teacher="t")(batch).tolist() == [[0.5, -0.5, 0.0], [2.0, 0.0, 0.0]]
+    assert Distill(teacher="t", weight=0.5)(batch).tolist() == [[0.25, -0.25, 0.0], [1.0, 0.0, 0.0]]
+
+
+def test_a_reward_by_weight_is_added() -> None:
+    """r - mean r = ±0.5, and a half of the log-ratios 0.5, -0.5 | 2."""
+    batch = batch_of([1.0, 0.0], [[-1.0, -2.0], [-3.0]], [[-0.5, -2.5], [-1.0]])
+    mixed = Distill(teacher="t", weight=0.5, base=GroupAdvantage(scale="none"))
+    assert mixed(batch).tolist() == [[0.75, 0.25], [0.5, 0.0]]
+    assert mixed.needs == {"teacher", "siblings"}
+    assert mixed.min_valid_completions == 2
+    assert mixed.reads_rewards
+    assert not Distill(teacher="t").reads_rewards
+
+
+def test_the_returns_of_a_base_are_kept() -> None:
+    batch = batch_of([1.0], [[-1.0, -2.0]], [[-0.5, -2.5]])
+    batch = batch.having(values=torch.zeros(1, 2, dtype=torch.float64))
+    alone = GAEAdvantage()(batch)
+    mixed = Distill(teacher="t", base=GAEAdvantage())(batch)
+    assert isinstance(mixed, AdvantagesAndReturns)
+    assert torch.equal(mixed.returns, alone.returns)
+    gap = torch.tensor([[0.5, -0.5]], dtype=torch.float64)
+    assert torch.equal(mixed.advantages, gap + alone.advantages)
+
+
+def test_tokens_that_are_not_trained_have_no_part_in_it() -> None:
+    batch = batch_of([0.0], [[-1.0, math.nan]], [[-0.5, math.nan]])
+    batch = batch.having(loss_mask=torch.tensor([[True, False]]))
+    assert Distill(teacher="t")(batch).tolist() == [[0.5, 0.0]]
+
+
+def test_sequences_have_the_gradient_of_the_reverse_kl_at_each_position() -> None:
+    """All completions of 3 of 3 tokens, each weighed by its probability; the tokens before a position are given."""
+    torch.manual_seed(0)
+    tables = torch.randn(1 + 3 + 9, 3, dtype=torch.float64)
+    teachers = tables + 0.7 * torch.randn_like(tables)
+    tables.requires_grad_()
+
+    def context(before: tuple[int, ...]) -> int:
+        return sum(3**place for place in range(len(before))) + sum(
+            3**place * token for place, token in enumerate(before)
+        )
+
+    def along(table: Tensor, ids: tuple[int, ...]) -> Tensor:
+        return torch.stack([table[context(ids[:t])].log_softmax(0)[ids[t]] for t in range(3)])
+
+    loss = torch.zeros((), dtype=torch.float64)
+    for ids in itertools.product(range(3), repeat=3):
+        logprobs = along(tables, ids)
+        batch = batch_of([0.0], [logprobs.tolist()], [along(teachers, ids).tolist()])
+        advantages = Distill(teacher="t")(batch)
+        assert isinstance(advantages, Tensor)
+        loss = loss - logprobs.sum().exp().detach() * (advantages[0] * logprobs).sum()
+    kl = torch.zeros((), dtype=torch.float64)
+    for length in range(3):
+        for before in itertools.product(range(3), repeat=length):
+            reached = torch.ones((), dtype=torch.float64)
+            for t in range(length):
+                reached = reached * tables[context(before[:t])].softmax(0)[before[t]].detach()
+            here = tables[context(before)].log_softmax(0)
+            kl = kl + reached * (here.exp() * (here - teachers[context(before)].log_softmax(0))).sum()
+    wanted, found = (torch.autograd.grad(of, tables)[0] for of in (kl, loss))
+    assert torch.allclose(wanted, found, rtol=0, atol=1e-12)
+    assert float(wanted.abs().max()) > 0.01
+
+
+def test_a_batch_without_a_teacher_is_refused() -> None:
+    batch = batch_of([0.0], [[-1.0]], [[-0.5]])
+    with pytest.raises(ValueError, match="teacher_logprobs"):
+        Distill(teacher="t")(batch.having(teacher_logprobs=None))

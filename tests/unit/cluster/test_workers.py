@@ -1,8 +1,8 @@
-"""A rollout by several processes: the bits of one process, whatever the number of workers and whatever kills them."""
+"""A rollout by several processes, and the weights on their way there: the bits of one process, whatever kills it."""
 
+import gc
 import os
 import resource
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
+import cloudpickle
 import pytest
 import torch
 
@@ -19,8 +19,9 @@ from fakes.interrupted_worker import InterruptedWorker
 from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.base.errors import DataError, ModelError
 from oncurve.cluster import FleetEngine, HostCluster, rollout_shards
+from oncurve.cluster.workers.weights import digest_of
 from oncurve.models import CausalModel, LocalWeights, changing_tensors
-from oncurve.randomness import permutation
+from oncurve.processes.shared import SharedBytes
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Group, Prompt
 
@@ -100,46 +101,34 @@ def test_shards_are_a_function_of_the_batch_alone_and_have_every_prompt_once() -
             assert all(len(shard) == groups for shard in shards[:-1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("action", ["SIGKILL", "SIGSTOP"])
-def test_a_worker_that_is_lost_while_it_copies_the_weights_is_replaced(
-    orders: Path, action: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("oncurve.cluster.making.Worker", InterruptedWorker)
-    right, _ = rollouts(orders, 0, 3)
-    copying = lambda step: order(orders, f"copying-{action}") if step == 1 else None  # noqa: E731
-    found, measured = rollouts(orders, 2, 3, copying, silence_seconds=3.0 if action == "SIGSTOP" else 60.0)
-    assert found == right
-    assert measured[1]["cluster/workers_restarted"] == 1
-    assert measured[1]["cluster/shards_redone"] == 1
-    assert ("SIGKILL" if action == "SIGKILL" else "silent for 3 seconds") in capfd.readouterr().err
-
-
-def test_weights_that_came_with_a_flipped_bit_are_not_sampled_from(
-    orders: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("oncurve.cluster.making.Worker", InterruptedWorker)
-    right, _ = rollouts(orders, 0, 2)
-    found, _ = rollouts(orders, 1, 2, lambda step: order(orders, "copying-flip") if step == 1 else None)
-    assert found == right
-    assert "the weights of version 1 have digest" in capfd.readouterr().err
+def slow(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
-    [("weights", "were damaged"), pytest.param("logprobs", "not finite numbers", marks=pytest.mark.slow)],
+    ("action", "said", "limits"),
+    [
+        ("copying-flip", "the weights of version 1 have digest", {}),
+        ("weights", "were damaged", {}),
+        slow("logprobs", "not finite numbers", {}),
+        slow("copying-SIGKILL", "SIGKILL", {}),
+        slow("copying-SIGSTOP", "silent for 3 seconds", {"silence_seconds": 3.0}),
+        slow("SIGSTOP", "silent for 3 seconds", {"silence_seconds": 3.0}),
+        slow("hang", "did not decode a shard within", {"wait_seconds": 20.0}),
+    ],
 )
-def test_a_worker_that_says_what_is_no_number_is_lost_and_its_shard_is_decoded_again(
-    orders: Path, what: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_worker_that_is_lost_or_damaged_is_replaced_and_its_shard_is_decoded_again(
+    orders: Path, action: str, said: str, limits: dict[str, float], monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     monkeypatch.setattr("oncurve.cluster.making.Worker", InterruptedWorker)
     right, _ = rollouts(orders, 0, 3)
     spoilt = orders.with_name("spoilt")
     spoilt.mkdir()
-    found, measured = rollouts(orders, 1, 3, lambda step: order(spoilt, what) if step == 1 else None)
+    where = spoilt if action in ("weights", "logprobs") else orders
+    found, measured = rollouts(orders, 2, 3, lambda step: order(where, action) if step == 1 else None, **limits)
     assert found == right
-    assert measured[1]["cluster/shards_redone"] == 1
-    assert [one["cluster/workers_restarted"] for one in measured] == [0, 1, 0]
+    assert [one["cluster/shards_redone"] for one in measured] == [0, 1, 0]
+    assert sum(one["cluster/workers_restarted"] for one in measured) <= 1
     assert said in capfd.readouterr().err
 
 
@@ -230,20 +219,6 @@ def test_an_error_of_the_input_is_the_one_that_one_process_gives(orders: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("action", ["SIGSTOP", "hang"])
-def test_a_worker_that_is_stopped_or_never_ends_is_replaced(
-    orders: Path, action: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    right, _ = rollouts(orders, 0, 3)
-    limits = {"silence_seconds": 3.0} if action == "SIGSTOP" else {"wait_seconds": 20.0}
-    found, measured = rollouts(orders, 2, 3, lambda step: order(orders, action) if step == 1 else None, **limits)
-    assert found == right
-    assert measured[1]["cluster/shards_redone"] == 1
-    told = capfd.readouterr().err
-    assert ("silent for 3 seconds" if action == "SIGSTOP" else "did not decode a shard within") in told
-
-
-@pytest.mark.slow
 def test_with_all_workers_gone_for_good_the_driver_ends_the_run(
     orders: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,35 +230,47 @@ def test_with_all_workers_gone_for_good_the_driver_ends_the_run(
     assert told.count("its place stays empty for 60 seconds") == 2
 
 
-@pytest.mark.slow
-def test_a_worker_killed_again_and_again_changes_no_bit(orders: Path) -> None:
-    """By a process outside the engine, at whatever moment it is."""
-    stop, killed = threading.Event(), []
+def test_a_flipped_bit_changes_the_digest_wherever_it_is() -> None:
+    model = tiny_model(torch.bfloat16)
+    found = {digest_of(model)}
+    tensors = list(changing_tensors(model).values())
+    flips = 0
+    for tensor in tensors:
+        data = tensor.view(-1).view(torch.uint8)
+        for place in range(0, data.numel(), 13):
+            data[place] ^= 1 << (place % 8)
+            found.add(digest_of(model))
+            data[place] ^= 1 << (place % 8)
+            flips += 1
+    assert flips > 10
+    assert len(found) == 1 + flips
+    assert digest_of(model) in found
 
-    def kill() -> None:
-        while not stop.wait(0.5):
-            alive = [
-                child
-                for nursery in psutil.Process().children()
-                if any("nursery" in word for word in nursery.cmdline())
-                for child in nursery.children()
-            ]
-            if alive:
-                chosen = alive[int(permutation(3, len(killed), len(alive))[0])]
-                chosen.kill()
-                killed.append(chosen.pid)
 
-    thread = threading.Thread(target=kill)
-    model, steps = tiny_model(torch.float32), 0
-    with workers(orders, 0) as one, workers(orders, 4) as four:
-        thread.start()
-        try:
-            while len(killed) < 6 or steps < 10:
-                for engine in (one, four):
-                    engine.follow(LocalWeights(model, steps))
-                assert four.generate(PROMPTS, steps) == one.generate(PROMPTS, steps), steps
-                change(model, steps)
-                steps += 1
-        finally:
-            stop.set()
-            thread.join()
+def test_another_process_reads_the_same_memory_as_long_as_the_handle_is_kept() -> None:
+    def seen(message: bytes) -> str:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(writing, str([bytes(piece) for piece in cloudpickle.loads(message)]).encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as answer:
+            text = answer.read()
+        os.waitpid(child, 0)
+        return text
+
+    handle = SharedBytes(memoryview(piece) for piece in (b"some", b"weights"))
+    descriptor, message = handle.descriptor, cloudpickle.dumps(handle)
+    mine = cloudpickle.loads(message)
+    assert seen(message) == str([b"some", b"weights"])
+    assert mine[0].readonly
+    del handle
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    assert seen(message) == "[]"
+    other = os.open(os.devnull, os.O_RDONLY)  # the number may be another file's
+    assert seen(message) == "[]"
+    os.close(other)
+    assert bytes(mine[1]) == b"weights"  # whoever has it, has it

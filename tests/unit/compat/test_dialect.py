@@ -1,15 +1,15 @@
-"""The translation of another tool's settings, on a table made up here, and the recipe that is printed of it."""
+"""The translation of another tool's settings by a table, in Python or TOML, and the recipe that is printed of it."""
 
 import tomllib
-from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from fakes.mutations import Pairs, accounted, mutations
 from oncurve.base.errors import ConfigError
 from oncurve.compat.dialect import Dialect, Key, Said, Values
 from oncurve.compat.loading import config_of
 from oncurve.compat.recipe import recipe_of
+from oncurve.compat.tables import keys_of
 
 TOOL = Dialect(
     "tool",
@@ -75,10 +75,6 @@ def test_every_given_key_has_a_line_and_a_default_of_the_tool_is_applied():
     assert found.counted() == "4 keys of tool: 3 translated, 1 without meaning here; 1 defaults of tool that differ"
 
 
-def test_values_depend_on_defaults_of_other_keys():
-    assert TOOL.translate(given(rows=16)).settings["data"] == {"prompts_per_step": 4}
-
-
 def test_every_problem_is_said_with_its_place():
     with pytest.raises(ConfigError) as caught:
         TOOL.translate(given(optim__lrr=1, group=True, rows=3, top_p=0.9, lr=2))
@@ -88,11 +84,6 @@ def test_every_problem_is_said_with_its_place():
         "line 3: top_p: not available here: completions are sampled whole",
         "line 3: lr: tool 1.0 has no such setting; did you mean 'optim.lr'?",
     ]
-
-
-def test_values_that_cannot_be_are_said_with_their_place():
-    with pytest.raises(ConfigError, match=r"^line 3: rows: 3 completions are no whole groups of 4$"):
-        TOOL.translate(given(rows=3))
 
 
 def test_a_harmless_value_of_a_refused_key_is_no_error():
@@ -153,15 +144,10 @@ def test_every_key_that_a_complaint_is_about_is_named():
     ]
 
 
-def test_settings_that_people_get_wrong_are_translated_or_refused():
-    valid = {"optim.lr": 1e-5, "group": 4, "rows": 8, "fused": True, "stop": ["\n"], "top_p": 1.0, "reward": "math"}
-    seen = [accounted(each, lambda pairs: TOOL.translate(once(pairs))) for each in mutations(valid, 200)]
-    assert set(seen) == {"translated", "refused", "impossible"}
-
-
-def once(pairs: Pairs) -> dict[str, Said]:
-    """The settings by name. Raises ConfigError: one is given twice."""
-    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-    if twice:
-        raise ConfigError(f"{twice[0]}: given twice")
-    return {name: Said(value, "line 3") for name, value in pairs}
+@pytest.mark.parametrize(
+    "row", ['theirs = "a"\nnotes = "x"', 'theirs = "a"\nmake = "missing"', 'theirs = "a"\ntypes = "int"', 'note = "x"']
+)
+def test_a_mistake_in_a_row_names_it(row: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.toml").write_text(f"[[keys]]\n{row}\n")
+    with pytest.raises(ValueError, match=r"rows\.toml: (a|None): "):
+        keys_of(tmp_path / "rows.toml", {})

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from fakes.tables import table
-from oncurve.advantages import GroupAdvantage
 from oncurve.base.errors import ConfigError
 from oncurve.cluster import CLUSTER_KINDS
 from oncurve.components import kind_of
@@ -155,17 +154,3 @@ def test_the_resolved_file_loads_to_the_same_configuration(tmp_path: Path, prese
     assert again == made
     assert to_toml(again) == to_toml(made)
     assert folder == tmp_path
-
-
-def test_presets_are_the_columns_of_the_table():
-    paper, dr, rlox = (config(recipe=name) for name in ("grpo_paper", "dr_grpo", "rlox"))
-    assert (paper.rollout.group_size, paper.kl.coef, paper.kl.estimator) == (64, 0.04, "k3")
-    assert (paper.completions_per_step, paper.rollout.max_new_tokens) == (1024, 1024)
-    assert type(paper.aggregation).__name__ == "SeqMeanTokenMean"
-    assert paper.objective == Clipped()
-    assert (dr.advantage, dr.kl.coef) == (GroupAdvantage(scale="none"), 0.0)
-    assert (rlox.rollout.group_size, rlox.rollout.max_new_tokens) == (4, 8)
-    assert (rlox.kl.coef, rlox.kl.estimator, rlox.learner.learning_rate) == (0.1, "k1", 1e-4)
-    assert rlox.advantage == GroupAdvantage(ddof=0, eps=0.0)
-    assert rlox.objective == Reinforce()
-    assert type(rlox.aggregation).__name__ == "SeqMeanTokenSum"

@@ -183,26 +183,3 @@ def test_what_was_sampled_is_trained_on_in_its_order_and_nothing_else_is(tokeniz
                 assert set(names) <= {"<|im_start|>", "<|im_end|>"}, names
             json.dumps([dict(message) for message in completion.messages], ensure_ascii=False).encode()
     assert replies >= 300
-
-
-def test_ten_megabytes_end_the_episode(tokenizer):
-    class Huge:
-        def reset(self, **row):
-            self.size = 10 << 20
-
-        def say(self, number: int) -> str:
-            """Say it.
-
-            Args:
-                number: Which.
-            """
-            return "<|im_end|>é" * (self.size // 11)
-
-    question = ({"role": "user", "content": "go"},)
-    prompt = Prompt(0, "go", render(tokenizer, question), {}, question)
-    dialogue, inner = Dialogue(tokenizer, [tokenizer.eos_token_id], {}), Recorded(tokenizer)
-    inner.written[0].append(())
-    sampling = Sampling(group_size=1, max_new_tokens=4_000)
-    with EpisodeEngine(inner, Host(Here(classes=Huge), None), dialogue, sampling, 0) as engine:
-        ((completion,),) = (group.completions for group in engine.generate([prompt], 0))
-    assert (completion.ended, completion.fault) == ("budget", None)

@@ -212,14 +212,3 @@ def test_an_agent_uses_tools_of_an_mcp_server():
         [turn.role for turn in one.turns if turn.text] == ["assistant", "tool", "assistant"]
         for one in group.completions
     )
-
-
-def test_a_run_that_is_given_up_leaves_no_process():
-    def interrupt(index, group):
-        raise KeyboardInterrupt
-
-    with engine("broken") as playing:
-        with pytest.raises(KeyboardInterrupt):
-            playing.generate(prompts([{}, {"how": "hangs"}]), 0, on_group=interrupt)
-        pids = playing.host.pids
-    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)

@@ -22,7 +22,7 @@ from oncurve.learner import (
     scheduled_rate,
 )
 from oncurve.learner.value_network import OwnCritic
-from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean, value_loss
+from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
 from oncurve.models import wrap
 from oncurve.types import TrainBatch
 
@@ -46,15 +46,6 @@ def ready(learner: ActorCritic | SharedActorCritic, seed: int = 0) -> TrainBatch
     return batch.with_weights(TokenMean()(batch))
 
 
-def parameters_of(critic: OwnCritic) -> list[Tensor]:
-    return [parameter for parameter in critic._network.parameters() if parameter.requires_grad]
-
-
-def gradient_of(learner: ActorCritic, batch: TrainBatch) -> Tensor:
-    learner.critic._accumulate(batch, learner.critic.budget.tokens)
-    return torch.cat([g.flatten() for g in learner.critic.optimizer.gradients().values()]).clone()
-
-
 def test_a_value_is_read_before_its_token() -> None:
     module = architecture("llama", torch.float64)
     actor = LearnerConfig().build(wrap(module), Clipped(), Regularizer(KLPenalty(coef=0.0)))
@@ -72,36 +63,6 @@ def test_a_value_is_read_before_its_token() -> None:
         assert_close(values[row, :count], wanted[:-1].detach())
         assert_close(beyond[row], wanted[-1].detach())
         assert values[row, count:].abs().sum() == 0
-
-
-def test_the_gradient_is_that_of_finite_differences() -> None:
-    learner = actor_critic()
-    spread(learner.critic)
-    learner.critic._network.double()
-    batch = ready(learner)
-    assert batch.returns is not None
-    assert batch.token_weights is not None
-    moved = batch.having(
-        values=batch.values + 0.05 * torch.cos(torch.arange(batch.values.numel())).view_as(batch.values)
-    )
-    got = gradient_of(learner, moved)
-
-    def loss() -> float:
-        now = learner.critic.reader.fill(batch).values
-        each = value_loss(now, moved.values, moved.returns, 0.2)
-        return float((each * moved.token_weights * moved.loss_mask).sum())
-
-    wanted = []
-    for parameter in parameters_of(learner.critic):
-        flat = parameter.data.view(-1)
-        for place in range(flat.numel()):
-            kept, around = float(flat[place]), []
-            for step in (1e-6, -1e-6):
-                flat[place] = kept + step
-                around.append(loss())
-            flat[place] = kept
-            wanted.append((around[0] - around[1]) / 2e-6)
-    assert (got - torch.tensor(wanted)).norm() <= 1e-6 * got.norm()
 
 
 def test_both_learn_on_every_update_and_the_critic_alone_while_it_warms_up() -> None:

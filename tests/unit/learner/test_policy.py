@@ -37,30 +37,6 @@ def test_impossible_settings_are_refused(wrong: dict[str, object]) -> None:
         LearnerConfig(**wrong)
 
 
-def test_an_update_moves_the_weights_and_says_what_it_did() -> None:
-    learner = make_learner(learning_rate=0.01, schedule="linear", total_updates=10)
-    before = weights(learner)
-    result = learner.update(finished(learner, GROUPS))
-    said = result.metrics.result()
-    assert not result.skipped
-    assert not torch.equal(weights(learner), before)
-    assert learner.version == 1
-    assert said["optim/learning_rate"] == pytest.approx(0.01)
-    assert said["optim/updates"] == 1
-    assert said["policy/kl"] > 0
-    assert said["policy/kl_coef"] == pytest.approx(0.1)
-    assert {
-        "policy/loss",
-        "policy/objective_loss",
-        "optim/grad_norm",
-        "policy/entropy",
-        "policy/ratio",
-        "policy/clip_low",
-    } <= said.keys()
-    second = learner.update(finished(learner, GROUPS)).metrics.result()
-    assert second["optim/learning_rate"] == pytest.approx(0.009)
-
-
 @pytest.mark.parametrize("missing", ["advantages", "token_weights"])
 def test_a_batch_that_is_not_finished_is_refused(missing: str) -> None:
     learner = make_learner()
@@ -163,43 +139,6 @@ def test_old_logprobs_are_those_of_the_first_pass_whatever_the_micro_batch() -> 
     said = make_learner().update(finished(make_learner(), GROUPS).having(old_logprobs=whole)).metrics.result()
     assert said["policy/ratio"] == 1
     assert said["policy/ratio_max"] == 1
-
-
-def test_mismatch_is_between_the_learners_first_pass_and_what_the_sampler_recorded() -> None:
-    learner = make_learner()
-    batch = finished(learner, GROUPS, old=False)
-    gap = (old_logprobs(learner, batch) - batch.rollout_logprobs).abs()[batch.loss_mask]
-    with_old = batch.having(old_logprobs=old_logprobs(learner, batch))
-    with_recorded = batch.having(old_logprobs=batch.rollout_logprobs)
-    for case in (batch, with_old, with_recorded):
-        said = learner.accumulate(case).metrics.result()
-        assert said["policy/mismatch"] == pytest.approx(float(gap.mean()))
-        assert said["policy/mismatch_max"] == pytest.approx(float(gap.max()))
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_a_saved_learner_goes_on_bit_for_bit(dtype: torch.dtype | None, tmp_path: Path) -> None:
-    settings = {
-        "dtype": torch.float32,
-        "compute_dtype": dtype,
-        "tied": True,
-        "learning_rate": 0.01,
-        "schedule": "cosine",
-        "tokens_per_micro_batch": 15,
-    }
-    learner = make_learner(**settings)
-    batch = finished(learner, GROUPS)
-    for _ in range(2):
-        learner.update(batch)
-    resumed = make_learner(**settings)
-    resumed.update(batch)
-    carried_over(learner, resumed, tmp_path)
-    assert resumed.version == 2
-    for _ in range(2):
-        assert learner.update(batch).metrics.result() == resumed.update(batch).metrics.result()
-    ours, theirs = learner.optimizer.state(), resumed.optimizer.state()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert torch.equal(weights(learner), weights(resumed))
 
 
 @pytest.mark.parametrize(("ratio", "updates", "warmup"), [(0.1, 100, 10), (0.03, 100, 3), (0.1, 15, 2), (0.0, 50, 0)])

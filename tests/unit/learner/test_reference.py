@@ -104,19 +104,6 @@ def test_small_moves_are_not_lost_to_rounding(precision: str) -> None:
     assert any(not torch.equal(parameter, before[name]) for name, parameter in computed.items())
 
 
-@every_precision
-def test_a_saved_reference_goes_on_bit_for_bit(precision: str, tmp_path: Path) -> None:
-    learner = moved_on(learner_of(precision))
-    learner.move_reference(0.5)
-    resumed = learner_of(precision)
-    carried_over(learner, resumed, tmp_path)
-    assert resumed.reference.version == 1
-    for each in (learner, resumed):
-        moved_on(each).move_reference(0.25)
-    assert same(learner.reference.state(), resumed.reference.state())
-    assert torch.equal(*(with_reference(each, BATCH).ref_logprobs for each in (learner, resumed)))
-
-
 class Other(TinyLM):
     """The parameters of a TinyLM, and another computation."""
 

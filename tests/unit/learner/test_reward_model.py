@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from fakes.classifiers import LONGEST, lay_down
-from fakes.learning import carried_over, relative_error
+from fakes.learning import relative_error
 from fakes.tolerance import about
 from oncurve.metrics import Metrics
 from oncurve.reward_models import LabelledSteps, PreferencePair, learner as reward_learner
 from oncurve.reward_models.learner import Example, OutcomeModel, ProcessModel, RewardLearner
-from oracles.finite_differences import finite_difference_gradient
 from oracles.plain_reward_model import plain_pair_loss, plain_reward, plain_step_loss
 
 PAIRS = [
@@ -95,28 +94,6 @@ def test_the_gradient_is_that_of_one_text_at_a_time(learners: Any, head: str) ->
 
 
 @heads
-def test_the_gradient_is_that_of_central_differences(learners: Any, head: str) -> None:
-    learner = learners(head)
-    gradient(learner, EXAMPLES[head])
-    found = {name: p.grad.double() for name, p in learner.classifier.module.named_parameters()}
-    module = in_float64(learner.classifier.module)
-    for name in ("score.weight", "model.norm.weight", "model.layers.1.input_layernorm.weight"):
-        parameter = module.get_parameter(name)
-
-        def loss(x: Tensor, parameter: Any = parameter) -> Tensor:
-            before = parameter.detach().clone()
-            with torch.no_grad():
-                parameter.copy_(x)
-                value = plain_loss(module, learner, EXAMPLES[head])
-                parameter.copy_(before)
-            return value
-
-        wanted = finite_difference_gradient(loss, parameter.detach().clone())
-        assert float(wanted.abs().max()) > 1e-4
-        assert relative_error(found[name], wanted) < 1e-5, name
-
-
-@heads
 @pytest.mark.parametrize("tokens", [1, 60, 90])
 def test_the_pieces_that_a_batch_is_computed_in_change_nothing(
     learners: Any, monkeypatch: pytest.MonkeyPatch, head: str, tokens: int
@@ -166,23 +143,6 @@ def test_what_is_too_long_or_unlabelled_is_passed_over(learners: Any, head: str)
     one.update([useless[0], *good, useless[-1]])
     two.update(good)
     assert torch.equal(weights(one), weights(two))
-
-
-@heads
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_state_comes_back_bit_for_bit(learners: Any, head: str, dtype: str, tmp_path: Path) -> None:
-    settings = {"dtype": dtype, "learning_rate": 0.01, "schedule": "linear"}
-    first = learners(head, total_updates=5, **settings)
-    for _ in range(2):
-        first.update(EXAMPLES[head])
-    second = learners(head, total_updates=5, **settings)
-    record = carried_over(first, second, tmp_path)
-    assert record == {"steps": 2, "attempts": 2, "frozen": None}
-    for learner in (first, second):
-        learner.update(EXAMPLES[head][:2])
-    ended = first.optimizer.state()
-    assert all(torch.equal(tensor, ended[name]) for name, tensor in second.optimizer.state().items())
-    assert torch.equal(weights(first), weights(second))
 
 
 @heads

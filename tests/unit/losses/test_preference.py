@@ -14,7 +14,6 @@ from oncurve.base.imports import locate
 from oncurve.batching import collate
 from oncurve.losses import bradley_terry, step_cross_entropy
 from oncurve.types import Completion, Group, Prompt, Score, TokenStats
-from oracles.finite_differences import autograd_gradient, finite_difference_gradient
 
 LN2 = math.log(2)
 
@@ -45,31 +44,6 @@ def test_a_step_costs_the_cross_entropy_of_its_label() -> None:
     mean_of_both = (math.log(4 / 3) + math.log(4)) / 2
     wanted = [math.log(4 / 3), math.log(4), mean_of_both, LN2, LN2, LN2]
     assert step_cross_entropy(verdicts, labels).tolist() == pytest.approx(wanted, abs=1e-15)
-
-
-@pytest.mark.parametrize("center", [0.0, 0.3])
-def test_the_gradient_of_pairs_is_that_of_central_differences(center: float) -> None:
-    rewards, margins = numbers(0.3, -1.2, 2.0, 0.1, 0.4, -0.7), numbers(0.0, 0.5, -0.2)
-
-    def loss(x: Tensor) -> Tensor:
-        return bradley_terry(x[:3], x[3:], margins, center).sum()
-
-    numeric, exact = finite_difference_gradient(loss, rewards), autograd_gradient(loss, rewards)
-    torch.testing.assert_close(exact, numeric, rtol=1e-7, atol=1e-8)
-    lost = torch.sigmoid(-(rewards[:3] - rewards[3:] - margins))
-    drawn = 2 * center * (rewards[:3] + rewards[3:])
-    torch.testing.assert_close(exact, torch.cat([drawn - lost, drawn + lost]))
-
-
-def test_the_gradient_of_steps_is_that_of_central_differences() -> None:
-    verdicts, labels = numbers(0.3, -1.2, 2.0, 0.0), numbers(1.0, 0.0, 0.25, 0.6)
-
-    def loss(x: Tensor) -> Tensor:
-        return step_cross_entropy(x, labels).sum()
-
-    exact = autograd_gradient(loss, verdicts)
-    torch.testing.assert_close(exact, finite_difference_gradient(loss, verdicts), rtol=1e-7, atol=1e-8)
-    torch.testing.assert_close(exact, torch.sigmoid(verdicts) - labels)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

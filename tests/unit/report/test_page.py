@@ -106,15 +106,6 @@ def test_curves_groups_and_settings_are_there_with_their_meaning(tmp_path) -> No
     assert "steps = 30" in html
 
 
-def test_the_evaluations_are_shown_first_and_drawn(tmp_path) -> None:
-    make_run(tmp_path)
-    accuracy = {"before": {"greedy_accuracy": [0.3, 0.27, 0.34]}, "after": {"greedy_accuracy": [0.81, 0.77, 0.84]}}
-    (tmp_path / "evaluation.json").write_text(json.dumps(accuracy))
-    html = render_report(read_run(tmp_path))
-    assert "30.0 → 81.0" in html
-    assert "eval/accuracy: from 0.3 to 0.81" in html
-
-
 def test_accuracy_while_training_is_the_first_tile_and_a_card_has_the_rows_answer(tmp_path) -> None:
     make_run(tmp_path)
     log = tmp_path / "metrics.jsonl"
@@ -134,30 +125,37 @@ def test_accuracy_while_training_is_the_first_tile_and_a_card_has_the_rows_answe
     assert not {"\u202e", "\x1b", "<script>"} & {mark for mark in ("\u202e", "\x1b", "<script>") if mark in page}
 
 
-def test_a_constant_group_says_that_it_teaches_nothing(tmp_path) -> None:
-    make_run(tmp_path, rewards=(0.0, 0.0))
-    assert "this group teaches nothing" in render_report(read_run(tmp_path))
+ACCURACY = {"before": {"greedy_accuracy": [0.3, 0.27, 0.34]}, "after": {"greedy_accuracy": [0.81, 0.77, 0.84]}}
 
 
-@pytest.mark.parametrize(("scale", "words"), [("none", "mean of its group of G"), ("batch", "std of the batch")])
-def test_the_advantage_is_explained_as_the_run_computes_it(tmp_path, scale, words) -> None:
-    make_run(tmp_path)
-    (tmp_path / "config.toml").write_text(f'[advantage]\nscale = "{scale}"\n')
-    assert words in render_report(read_run(tmp_path))
-
-
-def test_a_named_run_is_called_by_its_name(tmp_path) -> None:
-    make_run(tmp_path)
-    (tmp_path / "config.toml").write_text('[run]\nname = "first <light>"\n')
-    assert "<h1>first &lt;light&gt;</h1>" in render_report(read_run(tmp_path))
-
-
-def test_large_groups_show_eight_from_best_to_worst(tmp_path) -> None:
-    make_run(tmp_path, rewards=tuple(float(i) for i in range(64)))
-    html = render_report(read_run(tmp_path))
-    assert "8 of 64 completions are shown." in html
-    assert "reward <b>63</b>" in html
-    assert "reward <b>0</b>" in html
+@pytest.mark.parametrize(
+    ("rewards", "name", "text", "words"),
+    [
+        ((0.0, 0.0), "", "", ["this group teaches nothing"]),
+        (range(64), "", "", ["8 of 64 completions are shown.", "reward <b>63</b>", "reward <b>0</b>"]),
+        ((1.0, 0.0), "evaluation", json.dumps(ACCURACY), ["30.0 → 81.0", "eval/accuracy: from 0.3 to 0.81"]),
+        ((1.0, 0.0), "config", "run.name = 'first <light>'", ["<h1>first &lt;light&gt;</h1>"]),
+        ((1.0, 0.0), "config", "advantage.kind = 'mine.py:Mine'", ["the run's own code computes it"]),
+        (
+            (1.0, 0.0),
+            "config",
+            "advantage = {kind = 'grpo', scale = 'none'}",
+            ["<code>Â_i = r_i - mean r, the mean of"],
+        ),
+        (
+            (1.0, 0.0),
+            "config",
+            "advantage.kind = 'gae'",
+            ["<code>V_it</code>: the critic&#39;s value of the text before"],
+        ),
+    ],
+)
+def test_what_stands_on_the_page_of_a_run(tmp_path, rewards, name, text, words) -> None:
+    make_run(tmp_path, rewards=tuple(map(float, rewards)))
+    if name:
+        (tmp_path / {"config": "config.toml", "evaluation": "evaluation.json"}[name]).write_text(text)
+    page = render_report(read_run(tmp_path))
+    assert all(each in page for each in words)
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path) -> None:
@@ -175,20 +173,6 @@ def test_a_fault_is_said_where_it_happened(tmp_path) -> None:
     html = render_report(read_run(tmp_path))
     assert "not scored: raised: &lt;boom&gt;" in html
     assert "(nothing)" in html
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ('[advantage]\nkind = "grpo"\nscale = "none"\n', "<code>Â_i = r_i - mean r, the mean of its group of G</code>"),
-        ('[advantage]\nkind = "gae"\n', "<code>V_it</code>: the critic&#39;s value of the text before token t"),
-        ('[advantage]\nkind = "mine.py:Mine"\n', "the run's own code computes it"),
-    ],
-)
-def test_the_advantage_is_explained_as_it_was_made(tmp_path, settings, words) -> None:
-    make_run(tmp_path)
-    (tmp_path / "config.toml").write_text(settings)
-    assert words in render_report(read_run(tmp_path))
 
 
 def test_a_chart_lies_within_its_drawing() -> None:

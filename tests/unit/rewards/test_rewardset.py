@@ -28,15 +28,6 @@ def returning(value: Any, name: str = "f", **settings: Any) -> Python:
     return Python(function=function, name=name, **settings)
 
 
-def test_the_reward_is_the_weighted_sum_of_its_parts() -> None:
-    with RewardSet.build([returning(2.0, "a", weight=0.5), returning(3.0, "b", weight=-1.0)]) as rewards:
-        (scored,) = rewards.score([group("x")])
-    assert scored.scores[0].reward == -2.0
-    assert scored.scores[0].parts == {"a": 2.0, "b": 3.0}
-    assert scored.scores[0].valid
-    assert scored.scores[0].fault is None
-
-
 def test_a_component_that_is_none_does_not_apply() -> None:
     with RewardSet.build(
         [returning({"x": None, "y": 1.0, "z": None}, "a"), returning({"x": 2.0, "y": 2.0, "z": None}, "b")]

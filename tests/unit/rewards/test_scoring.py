@@ -1,7 +1,6 @@
 """Rewards while groups are still being written: what begins when, the same scores in any order, faults in between."""
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -115,17 +114,6 @@ def test_workers_score_a_group_while_the_engine_writes_the_others(folder: Path, 
     assert len(done) == 4
     assert rewards_of(scored) == [float(len(c.text)) for each in groups for c in each.completions]
     assert scoring.overlapped_seconds > 0
-
-
-def test_sleeping_rewards_cost_less_than_their_sum(built: Callable[..., RewardSet]) -> None:
-    rewards = built("nap")
-    rewards.score([group("a", "b"), group("c")])
-    prompts = [Prompt(n, "", (n + 1,)) for n in range(6)]
-    with rewards.begin() as scoring:
-        groups = engine().generate(prompts, 0, on_group=lambda i, g: [scoring.submit(i, g), time.sleep(0.1)])
-        scored = scoring.finish(groups)
-    assert rewards_of(scored) == [float(len(c.ids)) for each in groups for c in each.completions]
-    assert scoring.overlapped_seconds > 0.5  # of 12 x 0.05
 
 
 def test_evaluation_overlaps_too(folder: Path, tmp_path: Path) -> None:

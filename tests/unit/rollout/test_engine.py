@@ -85,13 +85,6 @@ def test_a_stop_string_cuts_text_before_it_and_ids_after_the_token_that_complete
     assert (ended.ids, ended.text, ended.ended) == (tuple(scripts[2][:3]), "ab", "eos")
 
 
-def test_a_prompt_without_tokens_is_refused_before_anything_is_generated():
-    model = TableModel(table())
-    with pytest.raises(DataError, match=r"prompt 4 .*no tokens"):
-        make_engine(model).generate([*make_prompts(0), Prompt(4, "", ())], draw=0)
-    assert not model.prefilled
-
-
 def test_a_prompt_too_long_for_the_model_is_refused_with_the_mend():
     with pytest.raises(
         DataError, match=r"prompt 0 .*2 tokens.*makes 14.*rows of at most 13: set rollout.max_new_tokens to 11"
@@ -136,15 +129,6 @@ def test_what_a_finished_row_draws_is_not_judged():
     poisoned[3] = torch.nan  # only an ended row ever looks behind an EOS
     groups = make_engine(TableModel(poisoned), eos_ids=(3,)).generate(make_prompts(*range(6)), draw=0)
     assert any(completion.ended == "eos" for group in groups for completion in group.completions)
-
-
-def test_following_another_policy_changes_what_is_sampled():
-    engine = make_engine()
-    before = engine.generate(make_prompts(0), draw=0)
-    engine.follow(LocalWeights(TableModel(table(seed=1)), version=1))
-    after = engine.generate(make_prompts(0), draw=0)
-    assert before != after
-    assert {completion.policy_version for completion in after[0].completions} == {1}
 
 
 def test_a_large_vocabulary_is_sampled_in_slices_with_the_same_result(monkeypatch):

@@ -100,18 +100,6 @@ def plain_run(tokenizer, stop, ids, prompt=()):
     return None
 
 
-def test_a_stop_string_may_span_tokens_and_end_inside_one():
-    tokenizer = ByteTokenizer(["Quest", "ion: what"])
-    ids = [*b"4\n", 256, 257]
-    assert run(tokenizer, ("Question:",), ids) == (4, "4\n")
-    assert run(tokenizer, ("4\nQ",), ids) == (3, "")
-    assert run(tokenizer, ("Answer:",), ids) is None
-
-
-def test_the_prompt_is_not_searched_but_its_end_gives_the_completion_its_spaces():
-    assert run(ByteTokenizer(), ("ab",), list(b"bab"), prompt=b"a") == (3, "b")
-
-
 def test_a_special_token_as_a_stop_string_is_refused_with_the_mend():
     with pytest.raises(ConfigError, match=r"'<eos>' is a special token.*eos_ids = \[256\]"):
         StopTable(ByteTokenizer(), ("x", "<eos>"))
@@ -176,16 +164,6 @@ def test_a_real_tokenizer_with_word_marks_and_byte_fallback(stories_tokenizer, s
     expected = plain_run(stories_tokenizer, stop, ids, prompt)
     assert run(stories_tokenizer, stop, ids, prompt) == expected
     assert expected[1] == text[: min(text.find(string) for string in stop if string in text)]
-
-
-def test_logprobs_of_the_worked_example():
-    logits = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64).expand(3, -1)
-    u = torch.tensor([0.3, 0.8, 0.95], dtype=torch.float64)
-    ids, logprobs = sample(logits, u)
-    assert ids.tolist() == [0, 1, 2]
-    torch.testing.assert_close(logprobs, torch.tensor([-0.40760596, -1.40760596, -2.40760596]).double())
-    assert sample(logits[:1], u[:1], 0.5)[1].item() == pytest.approx(-0.14293163)
-    assert sample(logits[:1], u[:1], 0.6)[1].item() == pytest.approx(-0.2025731)
 
 
 @pytest.mark.parametrize("vocabulary", [100, 300])

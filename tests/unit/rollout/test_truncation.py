@@ -56,12 +56,6 @@ def test_the_golden_numbers() -> None:
     assert math.exp(moved.item() - logprobs[0].item()) == about(0.6839397)
 
 
-def test_of_equals_the_lower_id_is_kept_and_one_token_has_no_gradient() -> None:
-    for sampler in (TruncatedSampler(1.0, top_k=2), TruncatedSampler(1.0, top_p=0.5)):
-        assert drawn(sampler, torch.zeros(1, 4), [0.9])[3].tolist() == [0, 1]
-    assert drawn(TruncatedSampler(0.5, top_k=1), GOLDEN, [0.999])[1].item() == 0.0
-
-
 @pytest.mark.parametrize("vocabulary", [1, 2, 7, 300, 3000])
 def test_tokens_and_sets_are_those_of_the_plain_definition(vocabulary: int) -> None:
     chance, generator = random.Random(vocabulary), torch.Generator().manual_seed(vocabulary)

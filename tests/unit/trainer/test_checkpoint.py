@@ -263,19 +263,3 @@ def test_what_is_replayed_is_a_function_of_seed_and_iteration() -> None:
     long = Replay(pairs("history", 200))
     assert long.replayed(1, 0.1, seed=1) != long.replayed(2, 0.1, seed=1)
     assert Replay().replayed(1, 0.5, seed=1) == []
-
-
-def test_a_resumed_log_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "cut").mkdir()
-    whole, cut = on_disk(tmp_path / "whole"), on_disk(tmp_path / "cut")
-    for replay in (whole, cut):
-        replay.add(1, pairs("one", 3), held_out=False)
-    offset = cut.stored_bytes()
-    cut.add(2, pairs("torn", 1), held_out=True)
-    cut.close()
-    resumed = on_disk(tmp_path / "cut", offset)
-    for replay in (whole, resumed):
-        replay.add(2, pairs("two", 2), held_out=False)
-        replay.close()
-    assert (tmp_path / "whole" / FILE).read_bytes() == (tmp_path / "cut" / FILE).read_bytes()

@@ -1,4 +1,4 @@
-"""Dynamic sampling: which groups are trained on, in which order, and that none is lost or trained on twice."""
+"""Dynamic sampling, a step's target of the KL, the adaptive entropy bonus: no group is lost or trained on twice."""
 
 import json
 import logging
@@ -7,16 +7,18 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
+from fakes.batches import rows_of
 from fakes.learning import finished, gradient, make_learner
 from fakes.loops import PROMPTS, make_loop, resumed
 from fakes.tables import table
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve import durable
-from oncurve.base.errors import TrainingError
+from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.data import PromptOrder
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import OBJECTIVE_KINDS, Clipped, EntropyBonus, KLPenalty, Regularizer, has_importance_ratio
@@ -25,7 +27,7 @@ from oncurve.report import RolloutIndex
 from oncurve.rollout import EngineBase
 from oncurve.trainer import Collected, DynamicSampling, EntropyControl, Trainer, TrainerState
 from oncurve.trainer.groups.surplus import SurplusGroup, load_surplus, save_surplus
-from oncurve.types import Completion, Group, Prompt, Score, TokenStats, TrainBatch
+from oncurve.types import Completion, Group, Prompt, Score, TokenLoss, TokenStats
 
 
 def right(score: Score) -> bool | None:
@@ -209,18 +211,8 @@ def test_the_kl_of_every_objective_is_that_of_its_tokens(kind: str) -> None:
     """A target in nats per token must mean the same where the ratio in the loss is that of a whole completion."""
     ratios = torch.tensor([[1.5, 0.5, 1.25], [0.8, 2.0, 7.0]], dtype=torch.float64)
     old = torch.full_like(ratios, -1.5)
-    batch = TrainBatch(
-        completion_ids=torch.zeros(2, 3, dtype=torch.int64),
-        lengths=torch.tensor([3, 3]),
-        loss_mask=torch.tensor([[True, True, True], [True, True, False]]),
-        valid=torch.tensor([True, True]),
-        group_ids=torch.tensor([0, 0]),
-        prompts=(torch.tensor([1]),),
-        rewards=torch.zeros(2),
-        old_logprobs=old,
-        rollout_logprobs=old,
-        advantages=torch.tensor([[1.0], [-1.0]]).expand(2, 3),
-    )
+    mask, advantages = torch.tensor([[True, True, True], [True, True, False]]), torch.tensor([[1.0], [-1.0]])
+    batch = rows_of(mask, old_logprobs=old, rollout_logprobs=old, advantages=advantages.expand(2, 3))
     found = OBJECTIVE_KINDS[kind]()(TokenStats(old + ratios.log()), batch).stats["policy/kl_old"][batch.loss_mask]
     torch.testing.assert_close(found, (ratios - 1 - ratios.log())[batch.loss_mask])
 
@@ -331,3 +323,40 @@ def test_a_group_whose_prompt_has_changed_is_left_out(caplog: pytest.LogCaptureF
         result = loop.step()
     assert result.metrics["groups/sampled"] == len(result.groups) + len(loop.state.surplus)
     assert "another prompt in its place" in caplog.text
+
+
+def test_a_run_follows_the_entropy_that_it_logs_and_raises_it() -> None:
+    bonus = EntropyBonus(target=2.35, step=0.5)  # log 11 = 2.398 is the most there is
+    loop, c, before = loop_of(bonus, constant=True), 0.0, None
+    entropies = []
+    for _ in range(6):
+        metrics = loop.step().metrics
+        used = c if before is not None and before <= bonus.target else 0.0
+        assert metrics["policy/entropy_coef"] == pytest.approx(used, abs=1e-12)
+        before = metrics["policy/entropy"]
+        entropies.append(before)
+        c = max(0.0, c + 0.5 if before < bonus.target else c - 0.5)
+    assert entropies[0] < bonus.target
+    assert entropies[-1] > entropies[0] + 0.2
+
+
+def test_minibatches_count_and_a_target_that_is_never_reached_leaves_none_out() -> None:
+    loop = make(2, minibatches=8, target_kl=1e9)  # three groups make three minibatches
+    metrics = loop.step().metrics
+    assert (metrics["optim/updates"], metrics["optim/updates_left_out"]) == (6, 0)
+
+
+class Silent(Clipped):
+    """An objective that reports no KL."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, stats, batch):
+        return TokenLoss(super().__call__(stats, batch).loss)
+
+
+def test_an_objective_that_reports_no_kl_is_refused() -> None:
+    loop = make(2, target_kl=0.1)
+    loop.learner.objective = Silent()
+    with pytest.raises(ConfigError, match=r"learner\.target_kl: the objective reports no policy/kl_old"):
+        loop.step()

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ import pytest
 from fakes.killed_runs import TIMES, raw
 from fakes.loops import make_loop
 from oncurve.base.errors import RewardError
-from oncurve.losses import Truncated
 from oncurve.rollout import InProcessEngine
 from oncurve.trainer import (
     Checkpoints,
     DynamicSampling,
     HeldOut,
-    OldPolicy,
     Recorder,
     StepResult,
     Trainer,
@@ -192,14 +189,3 @@ def test_completions_name_the_weights_that_sampled_them() -> None:
 def test_without_a_lag_the_bits_are_those_of_a_run_without_the_setting() -> None:
     with lagging(0, True) as loop:
         same(trained(loop), trained(make_loop(steps=STEPS)))
-
-
-def test_a_policy_learns_with_a_lag_and_a_correction() -> None:
-    loop = make_loop(steps=40, prompts=8, lag={"lag": 2, "ahead": True})
-    loop.config = replace(loop.config, old_policy=OldPolicy(single=True, correction=Truncated()))
-    try:
-        rewards = [result.metrics["reward/mean"] for result in trained(loop)]
-    finally:
-        loop.groups.close()
-    assert sum(rewards[:5]) / 5 < 0.5
-    assert sum(rewards[-10:]) / 10 > 0.9

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from fakes.project import oncurve
 from fakes.viewed import KEY, record, write_run
-from oncurve.report import RolloutFiles
+from oncurve.report import RolloutFiles, RolloutIndex
 from oncurve.view import FOLDER, Library, application, bundle, copy_runs, view
 from oncurve.view.front import OWN, VENDORED
 
@@ -199,24 +199,13 @@ def test_a_hundred_thousand_groups_cost_what_is_shown(client, site: Path, monkey
 
     from oncurve.report.rows import packed
 
-    row = {
-        "prompt_id": 1,
-        "prompt": "x" * 120,
-        "mean": 0.5,
-        "spread": 0.5,
-        "right": 1,
-        "truncated": 0,
-        "invalid": 0,
-        "largest": 1.0,
-        "length": 9.0,
-        "size": 8,
-    }
+    row = {**RolloutIndex(site / "runs" / "a").rows(3)[0], "right": 1}
     path = site / "runs" / "a" / "rollouts" / "step-000009.jsonl.gz"
     path.write_bytes(gzip.compress(b""))
     rows = [{**row, "group": n, "offset": 0, "bytes": 20, "line": n} for n in range(100_000)]
     path.with_name("step-000009.index.gz").write_bytes(packed(path.stat().st_size, rows))
     made = []
-    inner = Library.groups.__globals__["RolloutIndex"].rows
+    inner = RolloutIndex.rows
     monkeypatch.setattr(
         "oncurve.report.index.RolloutIndex.rows",
         lambda self, step, wanted=None: made.append(len(wanted)) or inner(self, step, wanted),
