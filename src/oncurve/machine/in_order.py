@@ -17,9 +17,6 @@ from torch.autograd.function import once_differentiable
 
 from oncurve.machine import compiled
 
-IN_ORDER = True
-"""Whether sums have a fixed order, which takes longer."""
-
 
 @contextmanager
 def in_order() -> Iterator[None]:
@@ -28,9 +25,8 @@ def in_order() -> Iterator[None]:
     """
     memory: Any = torch.utils.deterministic
     before, filled = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
-    if IN_ORDER:
-        torch.set_deterministic_debug_mode("error")
-        memory.fill_uninitialized_memory = False
+    torch.set_deterministic_debug_mode("error")
+    memory.fill_uninitialized_memory = False
     try:
         yield
     finally:
