@@ -18,7 +18,17 @@ from typing import Any
 
 from bench.cases import Case
 
-__all__ = ["CACHE", "SIZES", "Size", "data_folder", "load_tokenizer", "model_path", "prompt_ids", "token_rows"]
+__all__ = [
+    "CACHE",
+    "SIZES",
+    "Size",
+    "data_folder",
+    "load_tokenizer",
+    "model_path",
+    "prompt_ids",
+    "special_tokens",
+    "token_rows",
+]
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / "bench" / ".cache"
@@ -41,6 +51,22 @@ class Size:
     def head_dim(self) -> int:
         """Dimensions of one head."""
         return self.hidden // self.heads
+
+    def config(self, **others: Any) -> Any:
+        """Return transformers' configuration of the shape; `others` are its arguments in place of the usual ones."""
+        from transformers import Qwen2Config
+
+        usual = {
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+        }
+        return Qwen2Config(**{**usual, **others})
 
     @property
     def body_parameters(self) -> int:
@@ -147,25 +173,18 @@ def model_path(name: str, vocabulary: int | None = None) -> Path:
     return folder
 
 
+def special_tokens(tokenizer: Any) -> dict[str, int | None]:
+    """Return the arguments of a configuration for the tokens that a tokenizer ends and pads with."""
+    return {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+
+
 def _make_model(size: Size, vocabulary: int, folder: Path) -> None:
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
     tokenizer = load_tokenizer()
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=size.hidden,
-        intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
+    config = size.config(vocab_size=vocabulary, **special_tokens(tokenizer))
     Qwen2ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

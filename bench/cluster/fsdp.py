@@ -40,20 +40,10 @@ PROMPT, LENGTH, ROWS = 8, 56, 4
 
 def make_model(size: str, lora_rank: int) -> CausalModel:
     """Return a model of random weights, in float32; with an adapter where `lora_rank` is not 0."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
-    shape = SIZES[size]
-    config = Qwen2Config(
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        intermediate_size=shape.intermediate,
-        vocab_size=shape.vocabulary,
-        tie_word_embeddings=True,
-    )
     torch.manual_seed(0)
-    module = Qwen2ForCausalLM(config)
+    module = Qwen2ForCausalLM(SIZES[size].config())
     return wrap(module, adapter=put_adapter(module, LoraSettings(rank=lora_rank), 0) if lora_rank else None)
 
 

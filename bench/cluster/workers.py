@@ -45,21 +45,10 @@ SAMPLING = Sampling(group_size=GROUP_SIZE, max_new_tokens=COMPLETION)
 
 def random_model(size: str, dtype: torch.dtype = torch.bfloat16) -> CausalModel:
     """Return a Qwen2 model of random weights."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
-    shape = SIZES[size]
-    config = Qwen2Config(
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        intermediate_size=shape.intermediate,
-        vocab_size=shape.vocabulary,
-        tie_word_embeddings=True,
-        dtype=dtype,
-    )
     torch.manual_seed(0)
-    return wrap(Qwen2ForCausalLM(config).to(dtype))
+    return wrap(Qwen2ForCausalLM(SIZES[size].config(dtype=dtype)).to(dtype))
 
 
 def limit(prompt: int, sample: int) -> int:

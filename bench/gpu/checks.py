@@ -60,19 +60,10 @@ class GpuModel(TransformersModel):
 
 def build(size: Size, device: torch.device, dtype: torch.dtype) -> GpuModel:
     """Return a model of the shape with random weights."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=size.vocabulary,
-        hidden_size=size.hidden,
-        intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
+    config = size.config()
     with torch.device(device):
         module = Qwen2ForCausalLM(config).to(dtype)
     replace_norms(module)

@@ -36,25 +36,15 @@ def case_of(place: Place, name: str, **work: Any) -> Case:
 
 def make_model(place: Place, name: str) -> None:
     """Make a model in bf16, on the device, where `bench.models` looks for it."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
     size, tokenizer = SIZES[name], models.load_tokenizer()
     path = models.CACHE / name
     if path.is_dir():
         return
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=size.vocabulary,
-        hidden_size=size.hidden,
-        intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        max_position_embeddings=32768,
-        tie_word_embeddings=name != "7B",
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
+    config = size.config(
+        max_position_embeddings=32768, tie_word_embeddings=name != "7B", **models.special_tokens(tokenizer)
     )
     torch.set_default_dtype(torch.bfloat16)
     with place.device:

@@ -39,21 +39,12 @@ _VIEWS = """
 
 def model_of(size: Size, dtype: torch.dtype) -> Any:
     """Return a random model."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
     from oncurve.models import wrap
 
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=size.vocabulary,
-        hidden_size=size.hidden,
-        intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
+    config = size.config()
     return wrap(Qwen2ForCausalLM(config).to(dtype))
 
 
