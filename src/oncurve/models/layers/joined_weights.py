@@ -59,9 +59,16 @@ class JoinedLinear:
 
 
 def _joined(parameters: Sequence[Tensor]) -> Tensor:
-    """Return the parameters' rows in one tensor. Each parameter is a view of it from now on."""
+    """Return the parameters' rows in one tensor. Each parameter is a view of it from now on, unless it is one already,
+    of a copy of the model that has the same frozen weights.
+    """
+    first = parameters[0]
     if len(parameters) == 1:
-        return parameters[0]
+        return first
+    ends = [parameter.data_ptr() + parameter.nbytes for parameter in parameters]
+    room = first.untyped_storage().nbytes() - first.storage_offset() * first.itemsize
+    if [parameter.data_ptr() for parameter in parameters[1:]] == ends[:-1] and ends[-1] - first.data_ptr() <= room:
+        return first.detach().as_strided((sum(map(len, parameters)), *first.shape[1:]), first.stride())
     whole = torch.cat([parameter.detach() for parameter in parameters])
     for parameter, part in zip(parameters, torch.split(whole, [len(one) for one in parameters]), strict=True):
         parameter.data = part

@@ -16,7 +16,8 @@ from oncurve.config import load_config
 from oncurve.learner.optimizer.update import MasterAdamW
 from oncurve.models import LoraSettings, ModelConfig, tiny, wrap
 from oncurve.models.adapters import put_adapter
-from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop, forced_logits
+from oncurve.models.decode import GraphBuffers, HostLoop, forced_logits
+from oncurve.models.layers import join
 from oncurve.models.loading.quantization import quantization_config
 from oncurve.randomness import row_keys
 
@@ -80,10 +81,10 @@ def test_steps_that_were_captured_are_captured_again_when_the_factors_change():
     frozen, buffers = model.adapter.copy_frozen(), GraphBuffers(torch.device("cpu"), record)
     asked = request(list(UNIFORM.prompts), row_keys(1, 2, torch.arange(6), torch.arange(6)), [], 8)
     fill(model.adapter.parameters, 0.4)
-    loop, found = GraphLoop(buffers, model._run, model.module, model.raw_logits), []
+    model._buffers, found = buffers, []
     for state in (nullcontext(), nullcontext(), model.adapter.off(), model.adapter.using(frozen), nullcontext()):
         with state:
-            got = loop(asked)
+            got = model.token_loop()(asked)
             wanted = HostLoop(model.decoder, torch.device("cpu"))(asked)
         for left, right in zip(got, wanted, strict=True):
             assert left.ids == right.ids
@@ -93,10 +94,23 @@ def test_steps_that_were_captured_are_captured_again_when_the_factors_change():
     assert found[0] != found[2] != found[3] != found[0]
     graphs = len(buffers.graphs)
     fill(model.adapter.parameters, 0.1)
-    got, wanted = loop(asked), HostLoop(model.decoder, torch.device("cpu"))(asked)
+    got, wanted = model.token_loop()(asked), HostLoop(model.decoder, torch.device("cpu"))(asked)
     assert [row.ids for row in got] == [row.ids for row in wanted]
     assert found[0] != [row.logprobs for row in wanted]
     assert len(buffers.graphs) == graphs  # an update of the factors changes values, and no addresses
+    assert model._joined  # the products were of joined weights
+
+
+def test_copies_that_share_frozen_weights_share_them_joined():
+    model = adapted(architecture("qwen2", torch.float64))
+    frozen = [parameter for name, parameter in model.module.named_parameters() if "lora" not in name]
+    other = copy.deepcopy(model, {id(parameter): parameter for parameter in frozen})
+    places = []
+    for each in (model, other, model):
+        each._joined = join(each._products(), each._joined)
+        assert all(one.holds for some in each._joined.values() for one in some)
+        places.append([parameter.data_ptr() for parameter in frozen])
+    assert places[0] == places[1] == places[2]
 
 
 def test_only_the_factors_are_trained_and_only_they_have_masters():
