@@ -180,7 +180,8 @@ def needed_bytes(case: Case) -> float:
     parameters = size.body_parameters + size.head_parameters
     held = SYSTEMS[case.system].bytes_per_parameter * parameters
     if case.system.startswith("oncurve"):
-        return 1e9 + 1.05 * held + prepacked_bytes(2 * parameters)
+        each = 4 if SYSTEMS[case.system].settings.get("dtype") == "float32" else 2
+        return 1e9 + 1.05 * held + prepacked_bytes(each * parameters)
     return 0.8e9 + held + 10 * 4.0 * case.rows * case.completion * size.vocabulary
 
 

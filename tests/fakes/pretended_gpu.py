@@ -83,7 +83,9 @@ VARYING_UNLESS_ASKED = {"embedding_dense_backward"}
 
 TAKES_HOST_INDICES = {"index", "index_put_", "_index_put_impl_", "index_put"}
 
-NEEDS_ONE_DEVICE = {"index_select", "index_copy_", "index_copy", "index_add_", "gather", "scatter_", "scatter_add_"}
+NEEDS_ONE_DEVICE = {
+    "addcmul", "index_select", "index_copy_", "index_copy", "index_add_", "gather", "scatter_", "scatter_add_",
+}  # fmt: skip
 """Operations that refuse a number of the host, too."""
 
 

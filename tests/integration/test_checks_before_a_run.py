@@ -327,35 +327,26 @@ def test_the_reward_of_init_reads_plain_answers_and_worked_solutions(test_data: 
 
 
 class Talkative:
-    """An environment whose opening may be longer than the model's room, and may fail."""
+    """An environment whose opening is longer than the model's room."""
 
-    def reset(self, count: int, **row):
-        if count < 0:
-            raise ValueError("a broken row")
-        return "1" * count
+    def reset(self, **row):
+        return "1" * 300
 
     def get_reward(self):
         return 0.0
 
 
-@pytest.mark.parametrize("long", [0, 17])
-def test_an_opening_that_is_too_long_is_refused_before_the_first_rollout(tmp_path: Path, long: int):
-    rows = [{"prompt": "1?", "answer": "2", "count": 300 if number == long else 4} for number in range(20)]
-    with pytest.raises(DataError, match=rf"{long}: with what the environment says it has 30\d tokens, and \d+ fit"):
+def test_an_opening_that_is_too_long_is_refused_before_the_first_rollout(tmp_path: Path):
+    with pytest.raises(DataError, match=r"with what the environment says it has 30\d tokens, and \d+ fit"):
         oncurve.train(
-            model=str(TINY), data=rows, environment=Talkative, settings={"rollout": {"max_new_tokens": 16}}
-        )  # fmt: skip
+            model=str(TINY),
+            data=[{"prompt": "1?"}],
+            environment=Talkative,
+            settings={"rollout": {"max_new_tokens": 16}},
+        )
     (tmp_path / "talk.py").write_text(inspect.getsource(Talkative))
-    said = [*words(jsonl(tmp_path / "rows.jsonl", rows)), f"environment.kind={tmp_path / 'talk.py'}:Talkative"]
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1?", "answer": "2"}\n')
+    said = [*words(tmp_path / "rows.jsonl"), f"environment.kind={tmp_path / 'talk.py'}:Talkative"]
     (problem,) = check_data_of(*load_config("grpo", said)).problems
-    assert f"line {long + 1}: with what the environment says" in problem
-
-
-def test_the_number_of_openings_that_were_tried_is_said_and_a_broken_one_refuses_nothing(tmp_path: Path):
-    (tmp_path / "talk.py").write_text(inspect.getsource(Talkative))
-    for last, begun in ((4, "20 of 20 rows were begun"), (-1000, "1 of 20 rows were begun")):
-        rows = [{"prompt": "1?", "answer": "2", "count": last if number == 19 else 4} for number in range(20)]
-        said = [*words(jsonl(tmp_path / "rows.jsonl", rows)), f"environment.kind={tmp_path / 'talk.py'}:Talkative"]
-        found = check_data_of(*load_config("grpo", said))
-        assert not found.problems
-        assert begun in found.notes[0]
+    assert "row 1" in problem or "line 1" in problem
+    assert "with what the environment says" in problem

@@ -56,7 +56,6 @@ def ask(
     import httpx2  # here: most commands send no request
 
     sent = {"Accept-Encoding": "identity", "Connection": "close", "User-Agent": "oncurve", **(headers or {})}
-    proxy = _proxy(url) if proxies else None
     late, answered = TimeoutError(f"no whole answer within {seconds:.3g} s"), Future[WebAnswer]()
 
     async def exchange() -> WebAnswer:
@@ -69,7 +68,9 @@ def ask(
 
             async with (
                 asyncio.timeout(seconds),
-                httpx2.AsyncClient(verify=_authorities(), proxy=proxy, trust_env=False, timeout=None) as client,
+                httpx2.AsyncClient(
+                    verify=_authorities(), proxy=_proxy(url) if proxies else None, trust_env=False, timeout=None
+                ) as client,
                 client.stream(method, url, content=body, headers=sent, extensions={"trace": opened}) as answer,
             ):
                 if largest:

@@ -23,7 +23,6 @@ from oncurve.data.generated import (
 from oncurve.data.jsonl import read_jsonl as read_jsonl
 from oncurve.data.order import PromptOrder as PromptOrder
 from oncurve.data.prompts import (
-    GENERATED_SAMPLE as GENERATED_SAMPLE,
     Prompts as Prompts,
     check_row as check_row,
     distinct_prompts as distinct_prompts,

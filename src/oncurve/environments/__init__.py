@@ -31,6 +31,6 @@ if TYPE_CHECKING:
         environment_meant as environment_meant,
     )
     from oncurve.environments.tools import Toolbox as Toolbox, ToolsEpisode as ToolsEpisode
-    from oncurve.environments.trial import opening as opening, rehearsed as rehearsed
+    from oncurve.environments.trial import rehearsed as rehearsed
 
 __getattr__, _ = lazily(__name__)  # a worker imports its own side alone

@@ -42,13 +42,6 @@ def rehearsed(
     return said + ([] if reply["outcome"] is None else [("outcome", f"{reply['outcome']:g}")])
 
 
-def opening(host: Host, row: Mapping[str, Any], prompt: Any) -> Any:
-    """Return what the environment says at the start of an episode for a row, which ends then. Raises ConfigError."""
-    said = _asked(host, {"act": "start", "row": dict(row), "prompt": prompt})["said"]
-    _asked(host, {"act": "end"})
-    return said
-
-
 def _called(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, str]]:
     """Run a program whose calls get made-up answers. What it does after the first of them is no mistake of it."""
     from oncurve.environments.endpoint import Call, answered  # here: its packages are an extra

@@ -85,8 +85,8 @@ def compiled_sum(function: Callable[P, R]) -> Callable[P, R]:
             named = [x.dtype if isinstance(x, Tensor) else x for x in kwargs.values()]
             form = *((x.dtype, x.shape[1:], x.stride()) for x in rows), *named
             if form not in seen:
-                seen.add(form)
                 compiled_function(*map(_example, rows), **kwargs)  # type: ignore[arg-type]
+                seen.add(form)
         return compiled_function(*args, **kwargs)
 
     return call

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -45,19 +44,21 @@ def differentiated_in_order(function: Callable[..., Tensor], *inputs: Tensor) ->
 @contextmanager
 def lookups_in_order(module: nn.Module) -> Iterator[None]:
     """Within: the gradient of lookups in the embeddings of `module` is added up in order, of those on a GPU."""
-    parts = [
-        part
-        for part in module.modules()
-        if isinstance(part, nn.Embedding) and type(part).forward is nn.Embedding.forward
-        if part.max_norm is None and compiled.on_gpu(part.weight.device)
-    ]
-    for part in parts:
-        part.forward = partial(_Lookup.apply, part.weight, part.padding_idx)  # type: ignore[method-assign]
+    plain = nn.Embedding.forward
+    parts = {
+        part for part in module.modules() if isinstance(part, nn.Embedding) and compiled.on_gpu(part.weight.device)
+    }
+
+    def forward(part: nn.Embedding, ids: Tensor) -> Tensor:
+        found: Tensor = _Lookup.apply(part.weight, part.padding_idx, ids) if part in parts else plain(part, ids)  # type: ignore[no-untyped-call]
+        return found
+
+    if parts:
+        nn.Embedding.forward = forward  # type: ignore[assignment, method-assign]  # a scaled one calls it, too
     try:
         yield
     finally:
-        for part in parts:
-            del part.forward
+        nn.Embedding.forward = plain  # type: ignore[method-assign]
 
 
 class _InOrder(torch.autograd.Function):

@@ -165,14 +165,15 @@ class TransformersModel:
         """
         prepacked = prepack(self._products() | ({self._head: [[self._head]]} if self._blocks else {}), sum(copies))
         head = prepacked.get(self._head, ())
-        if self._straight is None:
+        device = module_device(self.module)
+        if self._straight is None and device.type == "cpu":
             self._straight = is_straight(self._body, self._wide, self._run)
-        straight = self._straight and not hooked(self._body)
+        straight = self._straight and device.type == "cpu" and not hooked(self._body)
         return CachedDecoder(
             StraightBody(self._body, self._wide, prepacked) if straight else partial(self._run, prepacked=prepacked),
             prompts,
             copies,
             max_new_tokens,
-            module_device(self.module),
+            device,
             head[0] if head else self.raw_logits,
         )

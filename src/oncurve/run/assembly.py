@@ -292,7 +292,7 @@ def assemble(
         if host is not None and len(rows) and not resumed:
             read = read_tokenizer(config, given.model)
             check_tools(config, host, rows, read[0])
-            rewards.announcements += first_episode(config, host, rows, *read)[1]
+            first_episode(config, host, rows, *read)
         if given.model is None:
             model, lora = (config.model, config.lora) if start is None else begun_at(config, start)
             loaded = model.build(masters=True, lora=lora, seed=config.run.seed)

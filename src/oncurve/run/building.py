@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import RunConfig
-from oncurve.data import GENERATED_SAMPLE, Prompts, Rows, filled_prompt, prompt_columns
-from oncurve.environments import Dialogue, EpisodeEngine, Host, opening, rehearsed
+from oncurve.data import Prompts, Rows, filled_prompt, prompt_columns
+from oncurve.environments import Dialogue, EpisodeEngine, Host, rehearsed
 from oncurve.learner import Learner, check_learner
 from oncurve.models import LoadedModel
 from oncurve.models.loading import has_template
@@ -67,45 +65,23 @@ def host_of(config: RunConfig, base: Path | None) -> Host | None:
     return None if settings is None else Host(settings, base)
 
 
-OPENING_SECONDS = 2.0
-"""The time in which episodes are begun before a run."""
+def first_episode(config: RunConfig, host: Host, rows: Rows, tokenizer: Any, room: int | None) -> list[tuple[str, str]]:
+    """Play a turn for the first row, without the model; returns (role, text) of all that was said.
 
-
-def first_episode(
-    config: RunConfig, host: Host, rows: Rows, tokenizer: Any, room: int | None
-) -> tuple[list[tuple[str, str]], list[str]]:
-    """Play a turn for the first row, without the model, and begin episodes of others, as many as begin in little time.
-
-    Those whose columns are longest come first. Returns (role, text) of all that was said for the first row, and a line
-    on how many were begun.
-
-    Raises ConfigError. DataError: with what the environment adds a prompt has more tokens than `room`.
+    Raises ConfigError. DataError: with what the environment adds the prompt has more tokens than `room`.
     """
-    prompts, lengths = Prompts(rows, config.data, tokenizer), list[int]()
+    row, place = rows.items[0], rows.place(rows.numbers[0])
 
-    def check(index: int, said: Any) -> None:
+    def check(said: Any) -> None:
+        prompt = Prompts(rows, config.data, tokenizer)[0]
         dialogue = Dialogue(tokenizer, (), config.data.chat_template_kwargs)
-        lengths.append(len(dialogue.opened(prompts[index], said, host.tools_of(rows.items[index])).ids))
-        if room is not None and lengths[-1] > room:
-            place = rows.place(rows.numbers[index])
-            fix = f"{room} fit; let it say less, or lower rollout.max_new_tokens"
-            raise DataError(f"{place}: with what the environment says it has {lengths[-1]} tokens, and {fix}")
+        tokens = len(dialogue.opened(prompt, said, host.tools_of(row)).ids)
+        if room is not None and tokens > room:
+            fix = "let it say less, or lower rollout.max_new_tokens"
+            raise DataError(f"{place}: with what the environment says it has {tokens} tokens, and {room} fit; {fix}")
 
-    def told(index: int) -> tuple[dict[str, Any], Any]:
-        return prompt_columns(rows.items[index], config.data), filled_prompt(rows.items[index], config.data)
-
-    said = rehearsed(host, *told(0), None if tokenizer is None else partial(check, 0))
-    if room is None or not lengths:  # any fits, or a program asks
-        return said, []
-    until = time.monotonic() + OPENING_SECONDS
-    some = range(1, min(len(rows), GENERATED_SAMPLE) if rows.generated else len(rows))
-    with suppress(ConfigError):  # one that does not begin is a fault, which the run counts
-        for index in sorted(some, key=lambda index: -len(str(rows.items[index]))):
-            if time.monotonic() > until:
-                break
-            check(index, opening(host, *told(index)))
-    count = f"{len(lengths):,} of {len(rows):,} rows"
-    return said, [f"Episodes of {count} were begun: prompts of at most {max(lengths):,} tokens, and {room:,} fit."]
+    asked = filled_prompt(row, config.data)
+    return rehearsed(host, prompt_columns(row, config.data), asked, check if tokenizer is not None else None)
 
 
 def check_tools(config: RunConfig, host: Host, rows: Rows, tokenizer: Any) -> None:

@@ -237,7 +237,7 @@ def test_instances_are_made_once_and_reset_often(tmp_path):
         for draw in range(3):
             run.engine.generate([run.prompts[index] for index in range(2)], draw)
     assert len(made) == 4  # two prompts, two samples
-    assert len(resets) == 3 * 4 + 2  # and before the run one for each row
+    assert len(resets) == 3 * 4 + 1  # and a rehearsal
 
 
 def test_rewards_get_the_environments_as_they_are_at_the_end(played):

@@ -19,6 +19,9 @@ from oncurve.models.adapters import base_of, joined_factors, low_rank_of
 MOST_PREPACKED_BYTES = 2 << 30
 """Above this many bytes of weights nothing is packed: the second copy would cost too much."""
 
+MOST_JOINED_BYTES = 64 << 20
+"""The same where no product is reordered: a join saves calls alone, which pays for small models only."""
+
 LEAST_FLOAT32 = 1 << 18
 """Numbers of a float32 matrix that is reordered. A call takes 10 microseconds more, as much as a smaller one gains."""
 
@@ -89,7 +92,8 @@ def prepack(products: Mapping[nn.Module, Sequence[Sequence[nn.Module]]], rows: i
     every = [cast(nn.Linear, base_of(layer)).weight for groups in plain.values() for layer in chain(*groups)]
     if not every or any(weight.device.type != "cpu" for weight in every):
         return {}
-    if not prepacked_bytes(sum(weight.nbytes for weight in every)):
+    copied = sum(weight.nbytes for weight in every)
+    if not prepacked_bytes(copied) or (copied > MOST_JOINED_BYTES and not any(map(_reorders, every))):
         return {}
     return {block: [PrepackedLinear(layers, rows) for layers in groups] for block, groups in plain.items()}
 
@@ -102,6 +106,8 @@ def is_plain(layer: nn.Module) -> bool:
 
 def _reorders(weight: Tensor) -> bool:
     """Return whether oneDNN's product is the faster one: bf16 where it is native, larger matrices in float32."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
     if weight.dtype == torch.float32:
         return weight.numel() >= LEAST_FLOAT32 and torch.cpu.get_capabilities().get("avx2") is True
     return weight.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -72,10 +72,11 @@ def hooked(body: nn.Module) -> bool:
 def is_straight(body: Any, wide: bool, run: Callable[[Tensor, Tensor, AttentionContext], Tensor]) -> bool:
     """Return whether `StraightBody` computes what `run` of the same body does, and stores nothing in it."""
     constant = getattr(getattr(body, "rotary_emb", None), "rope_type", None) in _CONSTANT_ROTATIONS
-    if not constant or len(blocks_of(body)) != 2 * len(getattr(body, "layers", ())):
+    blocks = len(blocks_of(body))
+    if not constant or not blocks or blocks != 2 * len(getattr(body, "layers", ())):
         return False
-    ids = torch.arange(4, device=body.embed_tokens.weight.device)
     try:
+        ids = torch.arange(4, device=body.embed_tokens.weight.device)
         return close(StraightBody(body, wide, {})(ids, ids, Recorder()), run(ids, ids, Recorder()))
-    except (AttributeError, TypeError):  # parts of another kind or name
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # parts of another kind or name
         return False

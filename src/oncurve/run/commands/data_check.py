@@ -159,8 +159,8 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
     )
     warnings += notes_on(config, facts, DATA_NOTES)
     tokenizer, room = read_tokenizer(config) if config.model.path else (None, None)
-    episode, begun = _episode(config, base, rows, problems, tokenizer, room)
-    notes = (*begun, *(() if config.model.path else (NO_MODEL,)))
+    episode = _episode(config, base, rows, problems, tokenizer, room)
+    notes = () if config.model.path else (NO_MODEL,)
     some = rows.first(GENERATED) if rows.generated else rows
     prompts = {"training": some, "held out": held_out.first(GENERATED) if held_out.generated else held_out}
     limit = min(filter(None, (room, config.data.max_prompt_tokens)), default=None)
@@ -192,15 +192,15 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
 
 def _episode(
     config: RunConfig, base: Path, rows: Rows, problems: list[str], tokenizer: Any, room: int | None
-) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return what `first_episode` does; nothing without an environment, or where it fails."""
+) -> list[tuple[str, str]]:
+    """Return what is said in an episode of the first row; none without an environment, or where it fails."""
     host = host_of(config, base)
     if host is None or not len(rows):
-        return [], []
-    said, notes = list[tuple[str, str]](), list[str]()
+        return []
+    found = list[tuple[str, str]]()
     with host, noted(problems):
-        said, notes = first_episode(config, host, rows, tokenizer, room)
-    return said, notes
+        found += first_episode(config, host, rows, tokenizer, room)
+    return found
 
 
 def _rewards(

@@ -29,7 +29,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, StrictInt, ValidationError
 
 from oncurve import durable
 from oncurve.base.closing import Closing
@@ -308,7 +308,7 @@ def _is_beginning(path: Path) -> bool:
 
 class _Files(BaseModel):
     path: str
-    parts: dict[str, tuple[int, str | None]]
+    parts: dict[str, tuple[StrictInt, str | None]]
 
 
 class _Identity(BaseModel):
