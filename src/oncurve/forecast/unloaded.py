@@ -27,12 +27,17 @@ def room_for_prompts(row: int | None, config: RunConfig) -> int | None:
     """
     longest = config.longest_completion
     if row is not None and longest >= row:
-        key = "rollout.max_new_tokens" if longest == config.rollout.max_new_tokens else "eval.max_new_tokens"
         raise ConfigError(
-            f"{key}: {longest} leaves no room for a prompt: the model takes rows of at most {row} "
+            f"{_longest_key(config)}: {longest} leaves no room for a prompt: the model takes rows of at most {row} "
             f"tokens, prompt and completion together; lower it, to {row // 2} for example"
         )
     return None if row is None else row - longest
+
+
+def _longest_key(config: RunConfig) -> str:
+    """Return the setting that the longest completions have their limit from."""
+    section = "rollout" if config.longest_completion == config.rollout.max_new_tokens else "eval"
+    return f"{section}.max_new_tokens"
 
 
 def prompt_lengths(
@@ -47,7 +52,7 @@ def prompt_lengths(
     count = config.data.prompts_per_step
     if said is not None and fits is not None and said > fits:
         raise ConfigError(
-            f"--prompt-tokens {said}: next to a completion there is room for {fits:,}; lower rollout.max_new_tokens "
+            f"--prompt-tokens {said}: next to a completion there is room for {fits:,}; lower {_longest_key(config)} "
             f"by {said - fits:,}, or shorten the prompts"
         )
     if said is not None:
