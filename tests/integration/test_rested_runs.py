@@ -16,7 +16,11 @@ SETTINGS = {"checkpoint": {"every": 1, "keep": 10}, "kl": {"coef": 0.05}}
 def of_clusters() -> list[psutil.Process]:
     """The nurseries that this process has, and what they have forked."""
     found = psutil.Process().children(recursive=True)
-    return [each for each in found if each.is_running() and "processes.fleets" in " ".join(each.cmdline())]
+    return [
+        each
+        for each in found
+        if each.status() != psutil.STATUS_ZOMBIE and "processes.fleets" in " ".join(each.cmdline())
+    ]
 
 
 def used(run: oncurve.TrainedRun, folder: str) -> tuple[Any, ...]:
