@@ -45,9 +45,9 @@ def differentiated_in_order(function: Callable[..., Tensor], *inputs: Tensor) ->
 def lookups_in_order(module: nn.Module) -> Iterator[None]:
     """Within: the gradient of lookups in the embeddings of `module` is added up in order, of those on a GPU."""
     plain = nn.Embedding.forward
-    parts = {
-        part for part in module.modules() if isinstance(part, nn.Embedding) and compiled.on_gpu(part.weight.device)
-    }
+    embeddings = (part for part in module.modules() if isinstance(part, nn.Embedding))
+    usual = (part for part in embeddings if part.max_norm is None and not part.scale_grad_by_freq)
+    parts = {part for part in usual if compiled.on_gpu(part.weight.device)}
 
     def forward(part: nn.Embedding, ids: Tensor) -> Tensor:
         found: Tensor = _Lookup.apply(part.weight, part.padding_idx, ids) if part in parts else plain(part, ids)  # type: ignore[no-untyped-call]
