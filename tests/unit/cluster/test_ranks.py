@@ -24,9 +24,11 @@ State = dict[str, Tensor]
 SCORED = frozenset({"old", "reference", "entropy"})
 
 
-@pytest.fixture(autouse=True)
-def shards_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "PASS_TOKENS", 0)
+@pytest.fixture(autouse=True, scope="module")
+def shards_of_few_tokens() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "PASS_TOKENS", 0)
+        yield
 
 
 @pytest.mark.parametrize("most", [1, 2, 8, 64])

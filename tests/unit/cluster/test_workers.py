@@ -86,9 +86,11 @@ def rollouts(
     return found, measured
 
 
-@pytest.fixture(autouse=True)
-def shards_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "LEAST_ROWS", 1)
+@pytest.fixture(autouse=True, scope="module")
+def shards_of_few_rows() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(facts, "LEAST_ROWS", 1)
+        yield
 
 
 def test_shards_of_the_drivers_engine_have_16_rows_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
