@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         MODULE_PATH as MODULE_PATH,
         Layer as Layer,
         find_recipe as find_recipe,
-        is_removed as is_removed,
         names_recipe as names_recipe,
         read_layers as read_layers,
         read_table as read_table,
