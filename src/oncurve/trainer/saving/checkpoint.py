@@ -60,7 +60,7 @@ class Checkpoints:
         if best in dict(durable.numbered(self.directory)):
             self._best = best
         if self.keep:
-            durable.prune(self.directory, "step-", self.keep, spare={self._best})
+            durable.prune(self.directory, self.keep, spare={self._best})
             durable.discard(self.directory / FROZEN, self._records())
         return path
 
@@ -69,7 +69,7 @@ class Checkpoints:
 
         Raises CheckpointError: none of those that are there verifies, or it is of another format.
         """
-        found = durable.newest_valid(self.directory, "step-", self._frozen_problems)
+        found = durable.newest_valid(self.directory, self._frozen_problems)
         notes = [f"{path.name} is damaged and was passed over: {'; '.join(why)}" for path, why in found.skipped.items()]
         if found.path is None:
             if notes:
@@ -138,7 +138,7 @@ class Checkpoints:
 
     def _records(self) -> Iterator[bytes]:
         """Return the records of all checkpoints, damaged ones too, as far as they can be read."""
-        for _, path in durable.numbered(self.directory, "step-"):
+        for _, path in durable.numbered(self.directory):
             with suppress(OSError):
                 yield (path / "state.json").read_bytes()
 
