@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncurve import durable
 from oncurve.base.errors import CheckpointError, RunDirectoryError
 from oncurve.learner import FROZEN, Learner
 from oncurve.trainer.groups.surplus import load_surplus, save_surplus
-from oncurve.trainer.protocols import OuterLoop, SavedGroups
+from oncurve.trainer.protocols import OuterLoop
 from oncurve.trainer.state import TrainerState
+
+if TYPE_CHECKING:
+    from oncurve.trainer.groups.source import Groups
 
 FORMAT = 3
 """The format of checkpoints. Since 3 a learner writes its own files into them, and frozen weights are stored once."""
@@ -97,7 +100,7 @@ class Checkpoints:
         outer: OuterLoop,
         state: TrainerState,
         environment: Mapping[str, Any],
-        groups: SavedGroups | None = None,
+        groups: Groups | None = None,
     ) -> Path:
         """Write the checkpoint of a run after `state.step` steps."""
 
@@ -114,7 +117,7 @@ class Checkpoints:
         return self.write(state.step, fill, state.best_step)
 
     def restore(
-        self, learner: Learner, outer: OuterLoop, groups: SavedGroups | None = None
+        self, learner: Learner, outer: OuterLoop, groups: Groups | None = None
     ) -> tuple[TrainerState, dict[str, Any], list[str]] | None:
         """Load the newest checkpoint that verifies into `learner` and `outer`; None where there is none.
 
