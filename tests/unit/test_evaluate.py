@@ -16,9 +16,9 @@ from oncurve.evaluate import (
     paired_difference,
     part_is_1,
     pass_at_k,
-    vote_of,
     wilson,
 )
+from oncurve.evaluate.evaluation import vote_of
 from oncurve.rewards import Accepts, DeferredScoring, InProcess, ModelReward, RewardSet, RewardSettings
 from oncurve.rewards.scoring.rewardset import verifier_of
 from oncurve.rollout import EngineBase, Sampling
