@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from scripts.make_tiny_model import solution
 
 import oncurve
 from fakes import pretended_gpu
@@ -26,7 +25,7 @@ from oncurve.models.classifiers import load
 from oncurve.models.loading import weights
 from oncurve.randomness import row_keys
 from oncurve.reward_models import LabelledSteps, OutcomeModel, PreferencePair, ProcessModel
-from oncurve.tasks.arithmetic import problems
+from oncurve.tasks.arithmetic import problems, solution
 
 CPU = torch.device("cpu")
 EXACT, SINGLE = 1e-9, 1e-3

@@ -3,18 +3,19 @@ import operator
 import re
 
 import pytest
-from scripts.make_tiny_model import STYLES, solution
 
 from fakes.tables import table
 from oncurve.tasks import ArithmeticTask
 from oncurve.tasks.arithmetic import (
     GAINS,
     LARGEST_TOTAL,
+    STYLES,
     Problem,
     answer_of,
     check_steps,
     is_correct,
     problems,
+    solution,
     split_of,
 )
 
