@@ -18,12 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from bench import machine
 
@@ -35,8 +38,6 @@ COMPLETIONS, TOKENS, LONG_TOKENS, VOCABULARY = 8, 80, 32_768, 512
 REPEATS = 7
 LOADED = "document.querySelector('.grid .row .c-mean')?.innerText.trim()"
 """What a page of groups has once rows are there."""
-
-PROFILED = "devtools.timeline,disabled-by-default-devtools.timeline.frame"
 
 SEEN = f"""window.seen = {{}};
 const look = (now) => {{
@@ -111,11 +112,11 @@ def measure(folder: Path) -> dict[str, Any]:
                 with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as window:
                     paints.append(_first_paint(window, f"{address}/wide/100"))
             found["first_paint"] = {key: [each[key] for each in paints] for key in paints[0]}
-            with tempfile.TemporaryDirectory() as profile, browser(Path(profile), PROFILED) as window:
+            with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as window:
                 window.open(f"{address}/wide/100")
                 window.wait(LOADED, seconds=120)
                 window.wait("document.querySelector('.pushed')", seconds=120)
-                found |= {"group": _groups(window), "sort": _sorts(window), "search": _search(window)}
+                found |= {"group": _groups(window), "sort": _sorts(window), "search": _search(window, server.pid)}
                 found["server_mb"] = _megabytes(server.pid)
                 found["scroll"] = _scroll(window)
         finally:
@@ -166,46 +167,69 @@ def _sorts(window: Any) -> list[float]:
     return [_timed(window, act, done, name) for name in ("mean", "spread", "largest", "length")]
 
 
-def _search(window: Any) -> float:
-    """Return the seconds until all texts were looked through for one that no group has."""
+def _search(window: Any, server: int) -> dict[str, float]:
+    """Return the seconds, and the server's of one core, until all texts were looked through for one that is nowhere."""
     act = """const find = document.querySelector('[data-filter]'); find.value = 'nowhere';
     find.dispatchEvent(new Event('input', {bubbles: true}))"""
-    begun = time.perf_counter()
+    begun, before = time.perf_counter(), sum(psutil.Process(server).cpu_times()[:2])
     window.run(act)
-    window.wait("/^0 of [\\d,]+ groups$/.test(document.querySelector('main [role=status]').innerText)", seconds=300)
-    return time.perf_counter() - begun
+    window.wait(r"/^0 of [\d,]+ groups$/.test(document.querySelector('main [role=status]').innerText)", seconds=300)
+    return {
+        "seconds": time.perf_counter() - begun,
+        "cpu_seconds": sum(psutil.Process(server).cpu_times()[:2]) - before,
+    }
 
 
 def _scroll(window: Any) -> dict[str, Any]:
-    """Return the frames of the page's thread, and those of Chromium's profile that were drawn and dropped, while
-    24,000 pixels of a completion of 32,768 tokens pass under the mouse at 2,400 pixels per second.
+    """Return the frames that Chromium's profile has, and the page's processor time for each, while 24,000 pixels of a
+    completion of 32,768 tokens pass under the mouse at 2,400 pixels per second.
     """
     window.open(window.run("return location.href.split('#')[0]") + "#/long/100/0")
     window.wait("document.querySelectorAll('.completion .t').length > 100", seconds=60)
     box = "document.querySelector('.completion > .tokens')"
     window.run(f"{box}.scrollIntoView({{block: 'center'}})")
     place = window.run(f"const at = {box}.getBoundingClientRect(); return [at.x + 60, at.y + at.height / 2]")
-    window.driver.get_log("performance")
-    window.run(FRAMES)
     gesture = {"x": place[0], "y": place[1], "yDistance": -24_000, "speed": 2400, "gestureSourceType": "mouse"}
-    window.driver.execute_cdp_cmd("Input.synthesizeScrollGesture", gesture)
-    times, reached = window.run(f"const found = frames_at; frames_at = []; return [found, {box}.scrollTop]")
-    lengths, names = np.diff(times), Counter(_traced(window))
+    window.driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+    before = _busy(window)
+    with _profile(window) as events:
+        window.run(FRAMES)
+        window.driver.execute_cdp_cmd("Input.synthesizeScrollGesture", gesture)
+        times, reached = window.run(f"const found = frames_at; frames_at = []; return [found, {box}.scrollTop]")
+    lengths, names = np.diff(times), Counter(event["name"] for event in events)
     return {
         "frames_per_second": 1000 * len(lengths) / (times[-1] - times[0]),
         "frame_ms": {f"{share:g}": float(np.quantile(lengths, share)) for share in (0.5, 0.95, 0.99, 1.0)},
+        "cpu_ms_per_frame": 1000 * (_busy(window) - before) / len(lengths),
         "drawn": names["DrawFrame"],
         "dropped": names["DroppedFrame"],
         "pixels": reached,
     }
 
 
-def _traced(window: Any) -> Iterator[str]:
-    """Return the names of the events of the profile since the last call."""
-    for entry in window.driver.get_log("performance"):
-        event = json.loads(entry["message"])["message"]
-        if event["method"] == "Tracing.dataCollected":
-            yield from (each["name"] for each in event["params"].get("value", [event["params"]]))
+def _busy(window: Any) -> float:
+    """Return the processor seconds that the page's thread has spent."""
+    found = window.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    return float(next(each["value"] for each in found if each["name"] == "TaskDuration"))
+
+
+@contextmanager
+def _profile(window: Any) -> Iterator[list[dict[str, Any]]]:
+    """Return the events of a profile as DevTools takes it, which are there when the context ends."""
+    import websocket
+
+    port = window.driver.capabilities["goog:chromeOptions"]["debuggerAddress"]
+    with urllib.request.urlopen(f"http://{port}/json/version") as answer:
+        line = websocket.create_connection(json.load(answer)["webSocketDebuggerUrl"], suppress_origin=True)
+    frames = {"includedCategories": ["disabled-by-default-devtools.timeline.frame", "devtools.timeline.frame"]}
+    line.send(json.dumps({"id": 1, "method": "Tracing.start", "params": {"traceConfig": frames}}))
+    line.recv()
+    events: list[dict[str, Any]] = []
+    yield events
+    line.send(json.dumps({"id": 2, "method": "Tracing.end"}))
+    while (said := json.loads(line.recv())).get("method") != "Tracing.tracingComplete":
+        events += said.get("params", {}).get("value", [])
+    line.close()
 
 
 def _megabytes(process: int) -> dict[str, float]:

@@ -95,8 +95,8 @@ class Browser:
 
 
 @contextmanager
-def browser(profile: Path, trace: str = "") -> Iterator[Browser]:
-    """A browser with a new profile, which logs the events of the categories `trace`; skipped where there is none."""
+def browser(profile: Path) -> Iterator[Browser]:
+    """A browser with a new profile; the test is skipped where there is none."""
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("chromium and chromedriver are not installed")
     pytest.importorskip("selenium", reason="selenium is not installed; make test installs it")
@@ -107,8 +107,6 @@ def browser(profile: Path, trace: str = "") -> Iterator[Browser]:
     options.binary_location = CHROMIUM
     for flag in (*FLAGS.split(), f"--user-data-dir={profile}"):
         options.add_argument(flag)
-    if trace:
-        options.add_experimental_option("perfLoggingPrefs", {"traceCategories": trace})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options, Service(DRIVER))
     driver.set_script_timeout(60)

@@ -19,7 +19,7 @@ TOKEN_NUMBERS = ("before", "after", "entropy", "kl")
 _HALF, _LONGEST_CHARACTER = "\ufffd", 4
 """The text of a part of a character; the most bytes, and so tokens, of a whole one."""
 
-_PART = 1 << 20
+_PART = 1 << 18
 """Tokens that are looked at together: a step may have 64 million."""
 
 
