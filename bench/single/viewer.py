@@ -258,7 +258,10 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     if not given.folder.exists():
         make(given.folder, given.groups)
-    sizes = {path.name.partition(".")[2]: path.stat().st_size / 1e6 for path in (given.folder / "wide" / "rollouts").iterdir()}
+    sizes = {
+        path.name.partition(".")[2]: path.stat().st_size / 1e6
+        for path in (given.folder / "wide" / "rollouts").iterdir()
+    }
     found = {"groups": given.groups, "files_mb": sizes, "load": machine.load(), **measure(given.folder)}
     print(json.dumps(found, indent=1))
     given.out.write_text(json.dumps({"machine": machine.describe(), "results": found}, indent=1) + "\n")

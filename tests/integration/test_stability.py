@@ -21,7 +21,9 @@ def test_every_command_with_json_has_the_promised_keys(command: Callable[..., Sa
         name: re.findall(r"`(\w+)`", keys) for name, keys in re.findall(r"^\| `([\w -]+)` \| (.*) \|$", PAGE, re.M)
     }
     lists = script("site/stable_names").lists()["commands"]
-    assert {name.partition(" --")[0] for name in promised} == {line.partition(":")[0] for line in lists.splitlines() if "--json" in line}
+    assert {name.partition(" --")[0] for name in promised} == {
+        line.partition(":")[0] for line in lists.splitlines() if "--json" in line
+    }
     evaluated = ("eval.every=1", "data.eval_fraction=0.5")
     assert command("train", "recipe.toml", *evaluated, "--out", "runs/made").code == 0
     problem = max(EvaluationFiles(Path("runs/made")).read(1))
