@@ -102,7 +102,7 @@ class TokenFile:
             with safe_open(self._path, "np") as file:
                 ends, total = file.get_tensor("ends"), file.get_slice("after").get_shape()[0]
             for start, size in ((place, min(_PART, total - place)) for place in range(0, total, _PART)):
-                with safe_open(self._path, "np") as file:  # of each part anew: memory has the pages of an open file
+                with safe_open(self._path, "np") as file:  # per part: read pages count as memory until it closes
                     old, new = (np.exp(file.get_slice(key)[start : start + size]) for key in ("before", "after"))
                 change = -np.nan_to_num(np.abs(new - old))
                 places = np.argpartition(change, min(count, len(change)) - 1)[:count]
