@@ -43,7 +43,7 @@ MOST_METRIC_BYTES = 4 << 20
 NUMBERS = ("before", "after", "entropy", "kl", "logprobs", "advantages")
 """The numbers of tokens, which are shorter and quicker as bytes than as text: 32,000 tokens have 200,000."""
 
-SEARCH_SECONDS, MOST_SEARCHES = 0.4, 4
+SEARCH_SECONDS, MOST_SEARCHES, MOST_CHANGED = 0.4, 4, 16
 DOCTOR_SECONDS = 120
 LOOK_AGAIN_SECONDS = 2.0
 """The time for which the list of folders is kept: below it live a hundred thousand files."""
@@ -207,7 +207,8 @@ class Library:
         of, found = self._changed.get((index, step), (None, None))
         if found is None or of is not index.columns(step):  # to look at each token takes seconds of large steps
             found = most_changed(index, run, step)
-            self._changed[index, step] = index.columns(step), found
+            kept = (index, step), (index.columns(step), found)
+            self._changed = dict([*self._changed.items(), kept][-MOST_CHANGED:])
         return found
 
     def prompt(self, run: str, prompt: int) -> list[dict[str, Any]]:
