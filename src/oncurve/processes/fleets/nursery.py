@@ -126,7 +126,9 @@ def main(descriptor: str) -> NoReturn:
         os._exit(0)  # the kernel ends its processes with it
 
     signal.signal(END, leave)
-    end_with(int(fleet or 0), END)
+    if os.getppid() != int(fleet or 0):  # killed while this process imported its modules
+        leave()
+    end_with(int(fleet), END)
     end.settimeout(SEND_SECONDS)
     for number in FOR_THE_RUN:
         signal.signal(number, lambda *ignored: None)  # not SIG_IGN, which programs that are started here would inherit
