@@ -49,6 +49,12 @@ class Refusing:
         raise ValueError("not on this machine")
 
 
+class LoadsForEver:
+    def __init__(self) -> None:
+        open("loads", "w").close()
+        time.sleep(600.0)
+
+
 def close_and_sleep(descriptor: str, keeper: str) -> None:
     """A process that closes its connection and does not end."""
     os.close(int(descriptor))
