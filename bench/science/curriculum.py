@@ -56,7 +56,7 @@ def _one(job: dict[str, Any]) -> dict[str, Any]:
         settings |= {"learner.minibatches": prompts, "learner.skip_empty_updates": True}
     if job["order"] == "best":
         settings["data.eval_rows"] = [{key: row[key] for key in ("prompt", "numbers", "target")} for row in rows]
-        rows = rows[PARTS[0][0] :][: PARTS[1][0]]
+        steps, rows = 100, rows[PARTS[0][0] :][: PARTS[1][0]]
     changed = {"steps": steps, "prompts_per_step": prompts, "learning_rate": rate, "settings": settings}
     with patch.object(collecting, "counted", _newest if job["order"] == "last group" else counted):
         return train(model, rows, job["seed"], held_out=False, **changed)
