@@ -173,6 +173,9 @@ def all_captured(captures: pretended_gpu.Captures) -> dict[str, Any]:
         "captures after the first step": captured(captures),
         "captures after the first step, with evaluation": captured(captures, eval={"every": 1}),
         "captures after the first step, with a lag": captured(captures, cluster={"lag": 1}),
+        "captures after the first step, with a lag and evaluation": captured(
+            captures, cluster={"lag": 2}, eval={"every": 1}
+        ),
     }
 
 

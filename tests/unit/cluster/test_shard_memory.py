@@ -1,7 +1,8 @@
 """The memory of a rank in shards: what it holds falls with the number of ranks, from its start on."""
 
-import gc
+import multiprocessing
 import pickle
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,6 @@ from oncurve.cluster import HostCluster
 from oncurve.cluster.sharding.outline import Outline
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
-from oncurve.machine.threads import keep_freed_memory, return_freed_memory
 from oncurve.models import CausalModel, wrap
 
 MIB = 2**20
@@ -45,11 +45,14 @@ def make(model: CausalModel, tokenizer: object = None, make: type[LocalLearner] 
 def peaks(ranks: int, layers: int, hidden: int) -> list[list[int]]:
     """Bytes of each rank's own memory: the peak of the start, and the larger peak of two updates.
 
-    Of rank 0, this process, in addition to what it had before.
+    Rank 0 is a new process, so that nothing that other tests have freed is used again uncounted; of it what it has in
+    addition to its imports.
     """
-    before = torch.get_num_threads()
-    gc.collect()
-    return_freed_memory()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as new:
+        return new.submit(peaks_here, ranks, layers, hidden).result(timeout=600)
+
+
+def peaks_here(ranks: int, layers: int, hidden: int) -> list[list[int]]:
     own = process_memory()["now"]
     torch.set_num_threads(1)
     cluster = HostCluster(learner_ranks=ranks, sharding="fsdp", wait_seconds=300.0)
@@ -65,8 +68,6 @@ def peaks(ranks: int, layers: int, hidden: int) -> list[list[int]]:
         found = memory_of_ranks()
     finally:
         learner.close()
-        torch.set_num_threads(before)
-        keep_freed_memory()
     bases = [own] + [0] * (ranks - 1)
     return [[one["peak"] - base for one, base in zip(each, bases, strict=True)] for each in (start, found)]
 

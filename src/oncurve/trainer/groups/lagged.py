@@ -24,7 +24,7 @@ from oncurve import durable
 from oncurve.base.errors import CheckpointError, ConfigError
 from oncurve.learner import FROZEN
 from oncurve.metrics import Metrics
-from oncurve.models import LocalWeights, Weights, changing_tensors, held
+from oncurve.models import LocalWeights, Weights, changing_tensors, held, module_device
 from oncurve.trainer.groups.collecting import Collecting, GivenUpError
 from oncurve.trainer.groups.source import Groups
 from oncurve.trainer.result import Collected
@@ -77,6 +77,7 @@ class LaggedGroups(Groups):
         self._versions: dict[int, LocalWeights] = {}
         self._stored: dict[int, str] = {}
         self._newest = 0
+        self._sampled: LocalWeights | None = None
         self._planned: deque[_Collection] = deque()
         self._orders: queue.SimpleQueue[_Collection | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -147,7 +148,7 @@ class LaggedGroups(Groups):
         if self._thread is not None:
             self._orders.put(None)
             self._thread.join(2 * _TURN_SECONDS)
-        self._thread = None
+        self._thread = self._sampled = None
         self._versions.clear()
         self._stored.clear()
 
@@ -199,6 +200,13 @@ class LaggedGroups(Groups):
                 return
             self._collect(order)
 
+    def _placed(self, weights: LocalWeights) -> LocalWeights:
+        """Return the weights where the engine samples: on a GPU always in one model, whose steps are captured once."""
+        if module_device(weights.model.module).type == "cpu":
+            return weights
+        self._sampled = held(weights, self._sampled)
+        return self._sampled
+
     def _collect(self, now: _Collection) -> None:
         """Collect the groups of one step, or keep what went wrong."""
         collecting = now.collecting
@@ -206,7 +214,7 @@ class LaggedGroups(Groups):
             with self._using:
                 state = now.state()
                 if not collecting.given_up.is_set():
-                    self.engine.follow(now.weights)
+                    self.engine.follow(self._placed(now.weights))
                     now.result = collecting.collect(state, now.metrics)
                     now.begin = state
         except BaseException as error:
