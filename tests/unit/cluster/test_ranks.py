@@ -14,7 +14,8 @@ from torch import Tensor
 from fakes.deadly import PLACES, make_deadly, order, waiting
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups
-from oncurve.cluster import FleetLearner, HostCluster
+from oncurve.cluster import HostCluster
+from oncurve.cluster.ranks import FleetLearner
 
 State = dict[str, Tensor]
 SCORED = frozenset({"old", "reference", "entropy"})
