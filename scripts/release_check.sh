@@ -17,13 +17,13 @@ say "build and check"
 "$work/build/bin/twine" check --strict "$work"/dist/*
 
 for python in $PYTHONS; do
-    command -v "$python" >/dev/null 2>&1 || { say "$python is not here: not tried"; continue; }
+    "$python" -c "" 2>/dev/null || { say "$python is not here: not tried"; continue; }
     for made in "$work"/dist/*.whl "$work"/dist/*.tar.gz; do
         say "$("$python" --version): ${made##*/}"
         rm -rf "$work/clean"
         "$python" -m venv "$work/clean"
         pip="$work/clean/bin/python -m pip --disable-pip-version-check install -q -c $root/constraints.txt"
-        if test "$TORCH" = cpu; then
+        if test "$TORCH" != default; then
             $pip "torch==$torch+cpu" 2>/dev/null ||
                 $pip --no-deps --index-url https://download.pytorch.org/whl/cpu "torch==$torch" || {
                 say "$("$python" --version): no CPU build of torch $torch is to be had: not tried"; continue 2; }

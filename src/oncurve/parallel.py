@@ -5,7 +5,6 @@
 
     world.tree_sum(leaf, shards)      the sum of all shards in a fixed tree, whichever rank computes which shard
     world.broadcast(tensors)          rank 0's tensors on every rank
-    world.agree(flag)                 whether all ranks say True
 
 Floating-point addition is not associative, so the order of the additions is part of the result. It is a binary tree
 over the *shards*, ((g₀ + g₁) + (g₂ + g₃)) + ..., and a rank owns a subtree of it. The number of ranks, which may change
@@ -145,7 +144,7 @@ class World:
             return cls()
         with _lost(f"rank {rank} of {size} could not join the others"):
             world = cls(rank, size, _gloo(rank, size, meeting, start_seconds), seconds)
-        world.agree(True)  # a connection to each of them, before there is work to lose
+            world._wait(world._here().allreduce([torch.zeros(1)]))  # a connection to each, before there is work to lose
         return world
 
     def leave(self) -> None:
@@ -153,18 +152,6 @@ class World:
         if self._group is not None:
             self._group.abort()  # others may hold it, such as the traceback of an error
         self._group = None
-
-    def agree(self, flag: bool) -> bool:
-        """Return whether all ranks say True. Raises LostRankError."""
-        if self.size == 1:
-            return flag
-        from torch.distributed import AllreduceOptions, ReduceOp
-
-        options: Any = AllreduceOptions()
-        options.reduceOp, votes = ReduceOp.MIN, torch.tensor([int(flag)])
-        with _lost("not all ranks have agreed"):
-            self._wait(self._here().allreduce([votes], options))
-        return bool(votes.item())
 
     def tree_sum(self, leaf: Leaf, shards: int) -> None:
         """Σ over shards of their tensors, in a fixed tree, left in the tensors of rank 0's last leaf.

@@ -18,9 +18,10 @@ import torch
 from fakes.vllm_server import server_program, tiny_llama as model
 from fakes.waiting import until
 from oncurve.base.errors import ConfigError, TrainingError
-from oncurve.cluster import FleetEngine, HostCluster
+from oncurve.cluster import HostCluster
 from oncurve.cluster.vllm.engine import VllmEngine
 from oncurve.cluster.vllm.server import VllmServer
+from oncurve.cluster.workers import FleetEngine
 from oncurve.models import CausalModel, LocalWeights
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Group, Prompt

@@ -41,12 +41,18 @@ class Counted:
     def meet(self, rank: int, size: int, meeting: Any) -> bool:
         self.world.leave()
         self.world = World.join(rank, size, meeting, 30.0)
-        return self.world.agree(True)
+        return self.world.size == size
 
 
 class Refusing:
     def __init__(self) -> None:
         raise ValueError("not on this machine")
+
+
+class LoadsForEver:
+    def __init__(self) -> None:
+        open("loads", "w").close()
+        time.sleep(600.0)
 
 
 def close_and_sleep(descriptor: str, keeper: str) -> None:

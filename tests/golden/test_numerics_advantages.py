@@ -9,12 +9,12 @@ from oncurve.advantages import (
     GAEAdvantage,
     GroupAdvantage,
     ProcessAdvantage,
-    constant_groups,
     gae,
     group_advantages,
     process_advantages,
-    whiten,
 )
+from oncurve.advantages.gae import whiten
+from oncurve.advantages.group import constant_groups
 from oncurve.batching import collate
 from oncurve.losses import KLPenalty, value_loss
 from oncurve.types import Completion, Group, Prompt, Score, TrainBatch

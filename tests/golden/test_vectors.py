@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fakes.batches import rows_of
 from oncurve import ops
-from oncurve.advantages import gae, whiten
+from oncurve.advantages import gae
+from oncurve.advantages.gae import whiten
 from oncurve.batching import token_rewards
 from oncurve.components import Component
 from oncurve.kl import kl_value

@@ -156,20 +156,6 @@ def test_a_younger_key_with_another_value_than_its_default_is_refused(command: C
     assert 'kl.estimator: was not set, is "k2"' in command("resume", "run").err
 
 
-@pytest.mark.parametrize(("order", "refused"), [("exact", ""), ("window", "cluster.order: unknown key")])
-def test_a_key_that_an_earlier_version_had_may_stand_in_a_run_at_its_default(
-    command: Command, order: str, refused: str
-) -> None:
-    identity = json.loads(Path("run/run.json").read_text())
-    identity["settings"] |= {"cluster.order": order, "cluster.partial": False}
-    Path("run/run.json").write_text(json.dumps(identity))
-    edit(CONFIG, "[cluster]\n", f'[cluster]\norder = "{order}"\npartial = false\n')()
-    said = command("resume", "run")
-    assert said.code == (2 if refused else 0), said.err
-    assert refused in said.err
-    assert "not exact" not in said.out
-
-
 def test_a_key_that_was_not_set_and_has_a_default_since_is_refused(command: Command) -> None:
     """None is in no TOML, so the settings themselves cannot tell."""
     identity = json.loads(Path("run/run.json").read_text())

@@ -15,7 +15,8 @@ from fakes.started import start_process
 from oncurve import durable
 from oncurve.cli import app
 from oncurve.config import load_config
-from oncurve.doctor import Diagnosis, diagnose
+from oncurve.doctor import diagnose
+from oncurve.doctor.examine import Diagnosis
 from oncurve.report import RolloutFiles
 from oncurve.run import train_recipe
 

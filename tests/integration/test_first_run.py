@@ -17,7 +17,8 @@ from oncurve.base.shipped import PRESETS, RECIPES, shipped
 from oncurve.cli import app
 from oncurve.cli.groups import RECIPE
 from oncurve.cli.help import EXAMPLES
-from oncurve.config import load_config, starters, write_recipe
+from oncurve.config import load_config, write_recipe
+from oncurve.config.starting import starters
 from oncurve.data import load_eval_rows
 from oncurve.forecast import MACHINES
 from oncurve.run import command_config

@@ -249,9 +249,12 @@ def gpus_for_each() -> None:
 
 
 def a_ray_of_its_own_first() -> None:
-    """A process that has started a Ray of its own cannot use another one, and says so."""
+    """A process that has started a Ray of its own cannot use another one, and says so. Its folder is private."""
+    before = set(Path("/tmp").glob("oncurve-ray-*"))
     with RayFleet(Seeing, 1) as fleet:
         assert len(fleet.settled(120.0)) == 1
+        made = set(Path("/tmp").glob("oncurve-ray-*")) - before
+        assert {folder.stat().st_mode & 0o777 for folder in made} == {0o700}
     with (
         toy_cluster(1) as toy,
         pytest.raises(ConfigError, match="uses a Ray of its own already"),

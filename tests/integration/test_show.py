@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -75,7 +76,7 @@ def test_measuring_tokens_changes_no_bit_of_the_run_and_takes_one_pass_more_wher
         assert Path("0", file).read_bytes() == Path("1", file).read_bytes(), file
 
 
-def test_a_group_is_shown_with_what_the_step_changed_most(command: Command) -> None:
+def test_a_group_is_shown_with_what_the_step_changed_most(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("train", "recipe.toml", *SETTINGS, "run.steps=2", "--out", "out").code == 0
     listed = command("show", "out", "--step", "2", "--json").fine()
     of_step = json.loads(listed.out.splitlines()[-1])
@@ -99,6 +100,15 @@ def test_a_group_is_shown_with_what_the_step_changed_most(command: Command) -> N
     assert top["link"] == f"#/out/2/1/{top['completion']}/{top['token']}"
     assert top["piece"] in said.out
     assert abs(of_step["most_changed"][0]["change"]) >= abs(top["change"])
+    groups = [RolloutIndex(Path("out")).group(2, number)["completions"] for number in (0, 1)]
+    before, after = (
+        np.float32([value for items in groups for item in items for value in item[key]]) for key in ("before", "after")
+    )
+    largest = np.argsort(-np.abs(np.exp(after) - np.exp(before)), kind="stable")[:9]
+    found_in = dict.fromkeys((largest >= sum(len(item["ids"]) for item in groups[0])).astype(int).tolist())
+    for part in (1, 7, 1 << 20):
+        monkeypatch.setattr("oncurve.report.tokens._PART", part)
+        assert RolloutIndex(Path("out")).changed(2, 9) == list(found_in)
     one = look_at(Path("out"), 2, 1, top["completion"])
     assert [item["completion"] for item in one["completions"]] == [top["completion"]]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fakes.project import Said
 from fakes.scripts import script
+from oncurve.report import EvaluationFiles
 
 PAGE = (Path(__file__).parents[2] / "docs" / "stability.md").read_text(encoding="utf-8")
 
@@ -20,19 +21,25 @@ def test_every_command_with_json_has_the_promised_keys(command: Callable[..., Sa
         name: re.findall(r"`(\w+)`", keys) for name, keys in re.findall(r"^\| `([\w -]+)` \| (.*) \|$", PAGE, re.M)
     }
     lists = script("site/stable_names").lists()["commands"]
-    assert set(promised) == {line.partition(":")[0] for line in lists.splitlines() if "--json" in line}
-    assert command("train", "recipe.toml", "--out", "runs/made").code == 0
+    assert {name.partition(" --")[0] for name in promised} == {
+        line.partition(":")[0] for line in lists.splitlines() if "--json" in line
+    }
+    evaluated = ("eval.every=1", "data.eval_fraction=0.5")
+    assert command("train", "recipe.toml", *evaluated, "--out", "runs/made").code == 0
+    problem = max(EvaluationFiles(Path("runs/made")).read(1))
     for words in (
         ("runs", "runs"),
         ("doctor", "runs/made"),
         ("show", "runs/made"),
+        ("show --group", "0", "runs/made"),
+        ("show --flips", "runs/made"),
+        ("show --flips", "runs/made", "--group", str(problem)),
         ("eval", "runs/made", "--limit", "2"),
         ("data check", "recipe.toml"),
         ("reward check", "recipe.toml", "--sample"),
         ("plan", "recipe.toml"),
     ):
-        found = json.loads(command(*words[0].split(), *words[1:], "--json").out.splitlines()[-1])
+        found = json.loads(command(*words[0].split(), *words[1:], "--json").fine().out.splitlines()[-1])
         there = set(found[0] if isinstance(found, list) else found)
-        known = set(promised[words[0]]) - ({"completions", "prompt", "row"} if words[0] == "show" else set())
-        assert known - there <= {"greedy_accuracy"}, words
+        assert set(promised[words[0]]) - there <= {"greedy_accuracy", "problem", "problems", "results"}, words
         assert there <= set(promised[words[0]]), words

@@ -25,12 +25,12 @@ from oncurve.advantages import (
     ADVANTAGE_KINDS,
     GroupAdvantage,
     ProcessAdvantage,
-    decoupled_sums,
     gae,
     group_advantages,
     process_advantages,
-    whiten,
 )
+from oncurve.advantages.gae import whiten
+from oncurve.advantages.gdpo import decoupled_sums
 from oncurve.batching import collate
 from oncurve.cli import app
 from oncurve.components import kind_of

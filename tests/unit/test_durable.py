@@ -42,7 +42,7 @@ def write_forever(root, number, pipe):
         number += 1
         write_directory(root / f"step-{number}", {"n": b"%d" % number, "deep/blob": bytes([number % 256]) * 100_000})
         os.write(pipe, b"%d " % number)
-        prune(root, "step-", keep=2)
+        prune(root, keep=2)
 
 root = pathlib.Path(sys.argv[1])
 choose = random.Random(0)
@@ -157,11 +157,11 @@ def test_prune_keeps_the_newest_intact_ones_and_clears_leftovers(tmp_path: Path)
     (tmp_path / ".tmp-step-6-1-0123abcd").mkdir()
     (tmp_path / ".tmp-file-12-0123abcd").write_bytes(b"")
     (tmp_path / "frozen").mkdir()
-    removed = prune(tmp_path, "step-", keep=2)
+    removed = prune(tmp_path, keep=2)
     assert sorted(path.name for path in removed) == ["step-1", "step-2"]
     assert sorted(os.listdir(tmp_path)) == ["frozen", "step-3", "step-4", "step-5"]
     with pytest.raises(ValueError, match="at least 1"):
-        prune(tmp_path, "step-", keep=0)
+        prune(tmp_path, keep=0)
 
 
 def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:

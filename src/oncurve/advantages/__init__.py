@@ -18,12 +18,11 @@ from dataclasses import dataclass
 
 from oncurve.advantages.demonstration import DemonstrationAdvantage as DemonstrationAdvantage
 from oncurve.advantages.distill import Distill as Distill, distillation_advantages as distillation_advantages
-from oncurve.advantages.gae import GAEAdvantage as GAEAdvantage, gae as gae, whiten as whiten
-from oncurve.advantages.gdpo import GDPOAdvantage as GDPOAdvantage, decoupled_sums as decoupled_sums
+from oncurve.advantages.gae import GAEAdvantage as GAEAdvantage, gae as gae
+from oncurve.advantages.gdpo import GDPOAdvantage as GDPOAdvantage
 from oncurve.advantages.group import (
     GroupAdvantage as GroupAdvantage,
     OutcomeAdvantage as OutcomeAdvantage,
-    constant_groups as constant_groups,
     group_advantages as group_advantages,
 )
 from oncurve.advantages.maxrl import MaxRLAdvantage as MaxRLAdvantage, maxrl_advantages as maxrl_advantages

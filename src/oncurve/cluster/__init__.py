@@ -18,16 +18,10 @@ Not covered: shards of a model on GPUs, ranks of a critic, the training of rewar
 """
 
 from oncurve.cluster.keys import Cluster as Cluster
-from oncurve.cluster.ranks import FleetLearner as FleetLearner
 from oncurve.cluster.settings import (
     CLUSTER_KINDS as CLUSTER_KINDS,
     HostCluster as HostCluster,
     check_cluster as check_cluster,
     cluster_meant as cluster_meant,
 )
-from oncurve.cluster.workers import (
-    FleetEngine as FleetEngine,
-    Snapshot as Snapshot,
-    Worker as Worker,
-    rollout_shards as rollout_shards,
-)
+from oncurve.cluster.workers import Snapshot as Snapshot, Worker as Worker

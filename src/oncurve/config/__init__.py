@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         MODULE_PATH as MODULE_PATH,
         Layer as Layer,
         find_recipe as find_recipe,
-        is_removed as is_removed,
         names_recipe as names_recipe,
         read_layers as read_layers,
         read_table as read_table,
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
         check_config as check_config,
         inert_rules as inert_rules,
     )
-    from oncurve.config.rules.completeness import check_complete as check_complete, missing as missing
+    from oncurve.config.rules.completeness import check_complete as check_complete
     from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section, fixed as fixed
     from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig
     from oncurve.config.sentences.equation import explain as explain
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
         notes_on as notes_on,
     )
     from oncurve.config.sentences.plan import plan as plan
-    from oncurve.config.starting import starters as starters, write_recipe as write_recipe
+    from oncurve.config.starting import write_recipe as write_recipe
     from oncurve.config.trust import (
         MADE_HERE as MADE_HERE,
         SIGNATURES as SIGNATURES,

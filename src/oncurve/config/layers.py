@@ -30,9 +30,6 @@ MODEL_KEYS = {("model", "path"), ("advantage", "teacher"), ("reward_model", "pat
 CODE_LISTS = {("tracking", "to"), ("environment", "tools")}
 """Lists whose items may be paths to code."""
 
-REMOVED = {"cluster.order": "exact", "cluster.partial": False}
-"""Keys of earlier versions, at the only values with which a run that has them in its `config.toml` goes on."""
-
 INDEX = re.compile(r"[0-9]{1,9}")
 CODE_PATH = re.compile(r"(.+\.py):([A-Za-z_][\w.]*)")
 MODULE_PATH = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
@@ -209,11 +206,6 @@ def _yaml_complaint(error: yaml.YAMLError) -> str:
     return problem if mark is None else f"{problem} (at line {mark.line + 1}, column {mark.column + 1})"
 
 
-def is_removed(key: str, value: Any) -> bool:
-    """Return whether a setting is one of an earlier version, at its default."""
-    return key in REMOVED and value == REMOVED[key]
-
-
 def from_mapping(table: Mapping[str, Any], name: str, folder: Path, complete: bool = False) -> Layer:
     """Return the layer of nested tables `{"kl": {"coef": 0.01}, "rewards": [{...}]}`; relative paths start at
     `folder`.
@@ -221,11 +213,7 @@ def from_mapping(table: Mapping[str, Any], name: str, folder: Path, complete: bo
     assignments: list[Assignment] = []
     for section, content in table.items():
         if isinstance(content, Mapping):
-            assignments += [
-                ((section, key), value)
-                for key, value in content.items()
-                if not (complete and is_removed(f"{section}.{key}", value))
-            ]
+            assignments += [((section, key), value) for key, value in content.items()]
             assignments += [] if content else [((section,), {})]
         else:
             assignments.append(((section,), content))

@@ -15,12 +15,12 @@ from oncurve.data.demonstrations import (
     open_demonstrations as open_demonstrations,
 )
 from oncurve.data.files import Files as Files
+from oncurve.data.formats import read_file as read_file
 from oncurve.data.generated import (
     ReasoningGymRows as ReasoningGymRows,
     Seeds as Seeds,
     TaskRows as TaskRows,
 )
-from oncurve.data.jsonl import read_jsonl as read_jsonl
 from oncurve.data.order import PromptOrder as PromptOrder
 from oncurve.data.prompts import (
     Prompts as Prompts,

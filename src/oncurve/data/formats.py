@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.base.errors import DataError
-from oncurve.data.jsonl import OTHER_FORMATS, content, first_twice, read_jsonl, suffix_of
+from oncurve.data.jsonl import content, first_twice, read_jsonl, suffix_of
 from oncurve.data.settings import Rows
 
 LONGEST_CELL = 2**31 - 1
+OTHER_FORMATS = (".arrow", ".zst", ".zip", ".xlsx")
 UNPACK = {".zst": ("zstd", "-d"), ".zip": ("unzip",)}
 
 
@@ -31,18 +32,13 @@ def read_file(file: Path, key: str = "data.path") -> Rows:
     Raises DataError, with the place in the file: it is missing, or no file of its format, or has no rows.
     """
     suffix = suffix_of(file)
-    if suffix in OTHER_FORMATS - FORMATS.keys():
+    if suffix in OTHER_FORMATS:
         unpack = f", or unpack it: {shlex.join([*UNPACK[suffix], str(file)])}" if suffix in UNPACK else ""
         raise DataError(f"{key}: {file.name}: a file of rows is JSONL, parquet or CSV; write it as one of them{unpack}")
-    found = FORMATS.get(suffix, _jsonl)(file, key)
+    found = FORMATS.get(suffix, read_jsonl)(file, key)
     if not found.items:
         raise DataError(f"{file} has no rows; {key} needs a file with at least one")
     return found
-
-
-def _jsonl(file: Path, key: str) -> Rows:
-    items, numbers, unit = read_jsonl(file, key)
-    return Rows(items, numbers, lambda number: f"{file} {unit} {number}")
 
 
 def _separated(file: Path, key: str, delimiter: str) -> Rows:
@@ -125,7 +121,7 @@ def plain_cell(value: Any, column: str, name: Path | str) -> Any:
 
 
 FORMATS: dict[str, Callable[[Path, str], Rows]] = {
-    ".jsonl": _jsonl,
+    ".jsonl": read_jsonl,
     ".parquet": _parquet,
     ".csv": partial(_separated, delimiter=","),
     ".tsv": partial(_separated, delimiter="\t"),

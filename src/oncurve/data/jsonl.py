@@ -7,14 +7,13 @@ import json
 import shlex
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from oncurve.base.errors import DataError, suggest
 from oncurve.base.paths import not_a_file
-
-OTHER_FORMATS = {".csv", ".tsv", ".parquet", ".arrow", ".zst", ".zip", ".xlsx"}
+from oncurve.data.settings import Rows
 
 MOST_EXPANDED, ALWAYS_ALLOWED = 100, 64 << 20
 """How many times its size a `.gz` may expand to, and the bytes that any may: text gives about 4, zeros 1000."""
@@ -22,34 +21,27 @@ MOST_EXPANDED, ALWAYS_ALLOWED = 100, 64 << 20
 SHAPES = "a file has one object a line, or is one array of objects"
 
 
-def read_jsonl(file: Path, key: str = "data.path") -> tuple[list[dict[str, Any]], Sequence[int], str]:
-    """Return the rows of a file of JSON, the number (from 1) of each, and "line" or "row", which the numbers count.
-
-    The file has one object per line, or is one array of objects. Blank lines and a BOM are skipped.
+def read_jsonl(file: Path, key: str = "data.path") -> Rows:
+    """Return the rows of a file of JSON: one object per line, or one array of objects. Blank lines and a BOM are
+    skipped.
 
     `key` is the setting that named the file. Raises DataError: no such file, a directory, a pipe or a device, not
-    readable, another format, not UTF-8, not JSON, not an object, a column twice, no rows.
+    readable, not UTF-8, not JSON, not an object, a column twice.
     """
-    if suffix_of(file) in OTHER_FORMATS and file.is_file():
-        raise DataError(f"{key}: {file.name} is not JSONL; write one JSON object a line, UTF-8, and name it .jsonl")
     whole = content(file, key).removeprefix(b"\xef\xbb\xbf")
     if whole[:1000].lstrip().startswith(b"["):
         listed = _value(whole, None, str(file))
         wrong = next((n for n, row in enumerate(listed, start=1) if not isinstance(row, dict)), None)
         if wrong is not None:
             raise DataError(f'{file} row {wrong}: expected an object like {{"prompt": ...}}, {SHAPES}')
-        if not listed:
-            raise DataError(f"{file} has no rows; {key} needs a file with at least one")
-        return listed, range(1, len(listed) + 1), "row"
+        return Rows(listed, range(1, len(listed) + 1), lambda number: f"{file} row {number}")
     rows: list[dict[str, Any]] = []
     lines = array("q")
     for number, line in enumerate(whole.split(b"\n"), start=1):
         if line.strip():
             rows.append(_row(line, number, str(file)))
             lines.append(number)
-    if not rows:
-        raise DataError(f"{file} has no rows; {key} needs a file with one JSON object a line")
-    return rows, lines, "line"
+    return Rows(rows, lines, lambda number: f"{file} line {number}")
 
 
 def suffix_of(file: Path) -> str:

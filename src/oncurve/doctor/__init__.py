@@ -8,14 +8,5 @@ Covered: rewards that are all the same, and why; rates, KL, entropy, lengths; su
 between sampler and learner; faults, time and memory. Not covered: whether a reward measures what it should.
 """
 
-from oncurve.doctor.case import Case as Case, Sample as Sample, SampledGroup as SampledGroup
-from oncurve.doctor.examine import (
-    RULES as RULES,
-    Course as Course,
-    Diagnosis as Diagnosis,
-    Watch as Watch,
-    diagnose as diagnose,
-    examine as examine,
-)
-from oncurve.doctor.rule import Finding as Finding, Rule as Rule
+from oncurve.doctor.examine import Watch as Watch, diagnose as diagnose
 from oncurve.doctor.words import in_words as in_words

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MANIFEST = "manifest.json"
+_STEP = re.compile(r"step-(\d+)")
 
 
 class Newest(NamedTuple):
@@ -120,28 +121,20 @@ def verify(path: Path, contents: bool = True, only: Collection[str] | None = Non
     return problems
 
 
-def numbered(directory: Path, prefix: str = "step-") -> list[tuple[int, Path]]:
-    """Return the directories `<prefix><number>` in `directory`, lowest number first; empty when it does not exist."""
-    if not directory.is_dir():
-        return []
-    pattern = re.compile(re.escape(prefix) + r"(\d+)")
-    matches = (
-        (pattern.fullmatch(entry.name), entry)
-        for entry in directory.iterdir()
-        if entry.is_dir() and not entry.is_symlink()
-    )
-    return sorted((int(match[1]), entry) for match, entry in matches if match)
+def numbered(directory: Path) -> list[tuple[int, Path]]:
+    """Return the directories `step-<number>` in `directory`, lowest number first; empty when it does not exist."""
+    entries = directory.iterdir() if directory.is_dir() else ()
+    named = ((_STEP.fullmatch(entry.name), entry) for entry in entries if entry.is_dir() and not entry.is_symlink())
+    return sorted((int(match[1]), entry) for match, entry in named if match)
 
 
-def newest_valid(
-    directory: Path, prefix: str = "step-", beyond: Callable[[Path], list[str]] = lambda path: []
-) -> Newest:
-    """Return the directory `<prefix><number>` with the highest number that verifies, and the higher ones that do not.
+def newest_valid(directory: Path, beyond: Callable[[Path], list[str]] = lambda path: []) -> Newest:
+    """Return the directory `step-<number>` with the highest number that verifies, and the higher ones that do not.
 
     `beyond` gives the problems of files outside it that a directory needs.
     """
     skipped: dict[Path, list[str]] = {}
-    for _, path in reversed(numbered(directory, prefix)):
+    for _, path in reversed(numbered(directory)):
         problems = verify(path) or beyond(path)
         if not problems:
             return Newest(path, skipped)
@@ -149,7 +142,7 @@ def newest_valid(
     return Newest(None, skipped)
 
 
-def prune(directory: Path, prefix: str, keep: int, spare: Collection[int] = ()) -> list[Path]:
+def prune(directory: Path, keep: int, spare: Collection[int] = ()) -> list[Path]:
     """Remove all but the newest `keep` intact directories, and leftovers of killed writers; returns the removed.
 
     The numbers in `spare` stay, and do not count towards `keep` unless they are among the newest.
@@ -166,7 +159,7 @@ def prune(directory: Path, prefix: str, keep: int, spare: Collection[int] = ()) 
     kept = 0
     own_folder(directory)
     with storage_errors(directory, 0):
-        for number, path in reversed(numbered(directory, prefix)):
+        for number, path in reversed(numbered(directory)):
             if kept < keep:
                 kept += not verify(path, contents=False)
                 continue

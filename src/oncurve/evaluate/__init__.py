@@ -18,7 +18,6 @@ from oncurve.evaluate.evaluation import (
     Evaluation as Evaluation,
     evaluate as evaluate,
     part_is_1 as part_is_1,
-    vote_of as vote_of,
 )
 from oncurve.evaluate.intervals import (
     Interval as Interval,

@@ -69,5 +69,5 @@ def _won_with(classes: Sequence[tuple[int, float]], silent: int, k: int, most: i
 
 
 def powers_of_two(n: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, ... up to n: the k that are looked at where none are named."""
+    """Return 1, 2, 4, ... up to n: the k that are looked at."""
     return tuple(1 << power for power in range(n.bit_length()))

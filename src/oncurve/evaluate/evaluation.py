@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -135,11 +135,6 @@ def vote_of(text: str) -> str | None:
     return (text.strip() if marked is None else marked) or None
 
 
-def reward_is_1(score: Score) -> bool:
-    """Correct by the reward as a whole: 1 or more, as a single verifier of weight 1 gives it."""
-    return score.valid and score.reward >= 1
-
-
 def part_is_1(name: str) -> Correct:
     """Correct by one reward alone: its raw value is 1 or more, whatever its weight. None: it does not apply."""
 
@@ -159,24 +154,20 @@ def evaluate(
     *,
     greedy: Sampling | None = None,
     sampled: Sampling | None = None,
-    ks: Sequence[int] | None = None,
-    correct: Correct | None = reward_is_1,
+    correct: Correct | None = None,
     verifier: str | None = None,
-    answer_of: Callable[[str], Hashable | None] = vote_of,
     seed: int = 0,
 ) -> Evaluation:
     """Sample every prompt greedily, or n times, or both, and estimate how good the policy is.
 
     scorer            scores the groups
     greedy, sampled   sampling settings: temperature 0 and one completion; n completions
-    ks                the k of pass@k and maj@k, each at most n; None: powers of two up to n
     correct           whether a score is that of a correct completion; None: not known, and then neither accuracy nor
                       pass@k nor maj@k is given
     verifier          the name of the reward that says so, for the record
-    answer_of         what a completion's text votes for in maj@k
     seed              of the bootstrap intervals
 
-    Raises ValueError: no prompts, neither `greedy` nor `sampled`, a k above n.
+    The k of pass@k and maj@k are powers of two up to n. Raises ValueError: no prompts, neither `greedy` nor `sampled`.
     """
     if not prompts:
         raise ValueError("nothing to evaluate on: there are no prompts")
@@ -185,11 +176,10 @@ def evaluate(
     one = [] if greedy is None else _scored(engine, scorer, prompts, greedy)
     many = [] if sampled is None else _scored(engine, scorer, prompts, sampled)
     n = min((len(group.completions) for group in many), default=0)
-    chosen = powers_of_two(n) if ks is None else tuple(ks)
     pairs = [pair for group in (many or one) for pair in zip(group.completions, group.scores, strict=True)]
-    first, several = ([] if correct is None else [_verdicts(g, correct, answer_of) for g in gs] for gs in (one, many))
+    first, several = ([] if correct is None else [_verdicts(g, correct) for g in gs] for gs in (one, many))
     greedy_correct = tuple(right for rights, _ in first for right in rights[:1])
-    enough = {k: [found for found in several if len(found[0]) >= min(k, n)] for k in chosen}
+    enough = {k: [found for found in several if len(found[0]) >= min(k, n)] for k in powers_of_two(n)}
     by_k = {k: found for k, found in enough.items() if found}
     return Evaluation(
         prompts=len(prompts),
@@ -222,12 +212,10 @@ def _one_per_sample(group: Group) -> Group:
     return replace(group, completions=tuple(c for c, _ in pairs), scores=tuple(s for _, s in pairs))
 
 
-def _verdicts(
-    group: Group, correct: Correct, answer_of: Callable[[str], Hashable | None]
-) -> tuple[list[bool], list[Hashable | None]]:
+def _verdicts(group: Group, correct: Correct) -> tuple[list[bool], list[str | None]]:
     """Return the verdicts and the votes of the completions to which the verifier applies."""
     found = [(correct(score), c.text, score.valid) for c, score in zip(group.completions, group.scores, strict=True)]
-    votes = [answer_of(text) if valid else None for right, text, valid in found if right is not None]
+    votes = [vote_of(text) if valid else None for right, text, valid in found if right is not None]
     return [right for right, _, _ in found if right is not None], votes
 
 

@@ -11,12 +11,7 @@ from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.metrics.accumulator import Metrics as Metrics
-    from oncurve.metrics.metric import (
-        METRICS as METRICS,
-        Metric as Metric,
-        Reduction as Reduction,
-        declared as declared,
-    )
+    from oncurve.metrics.metric import METRICS as METRICS, Metric as Metric, declared as declared
     from oncurve.metrics.numbers import share as share, short as short
 
 __getattr__, __all__ = lazily(__name__)

@@ -48,14 +48,14 @@ class Tile:
     note: str
 
 
-def write_report(directory: Path, notices: Sequence[str] = ()) -> Path:
+def write_report(directory: Path) -> Path:
     """Write `report.html` into a run's directory from the files there; returns its path.
 
-    `notices` are sentences to put at the top, such as why nothing was learned. Can be called while the run goes on.
+    Can be called while the run goes on.
     Raises RunDirectoryError (not a run), CheckpointError (metrics.jsonl cannot be read), StorageError.
     """
     path = directory / "report.html"
-    durable.write_file(path, render_report(read_run(directory), notices).encode("utf-8", "replace"))
+    durable.write_file(path, render_report(read_run(directory)).encode("utf-8", "replace"))
     return path
 
 
@@ -70,7 +70,7 @@ def environment_of_templates() -> jinja2.Environment:
     )
 
 
-def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
+def render_report(run: RunRecord) -> str:
     """Return the page's HTML: self-contained, no script, no request to anywhere; every text from the run is escaped."""
     metrics = _with_evaluation(run)
     keys = dict.fromkeys(key for line in metrics for key in line if key not in NOT_DRAWN)
@@ -83,7 +83,7 @@ def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
             name=visible(str(_at(run.config or {}, "run", "name") or run.directory.resolve().name)),
             facts=[visible(fact) for fact in _facts(run)],
             tiles=_tiles(run),
-            notices=[visible(notice) for notice in (*notices, *run.damage)],
+            damage=[visible(sentence) for sentence in run.damage],
             charts=_charts(featured, metrics),
             more_charts=_charts([key for key in keys if key not in featured], metrics),
             begin=shown_groups(run, run.steps[:1]),

@@ -151,8 +151,7 @@ def read_run(directory: Path) -> RunRecord:
     """Read a run directory, also of a run that goes on (a torn last line is left out) or has just begun.
 
     A damaged file is left out and named in `damage`.
-    Raises RunDirectoryError: no such folder, nothing of a run in it, or the run of an earlier version.
-    CheckpointError: metrics.jsonl cannot be read.
+    Raises RunDirectoryError: no such folder, or nothing of a run in it. CheckpointError: metrics.jsonl cannot be read.
     """
     if not directory.is_dir():
         raise RunDirectoryError(f"{directory} is not a folder. Name the --out of an earlier `oncurve train`.")
@@ -176,9 +175,7 @@ def read_run(directory: Path) -> RunRecord:
 
 
 def _metrics(path: Path, damage: list[str]) -> tuple[dict[str, float], ...]:
-    """Return the numbers of each step that can be read. Raises RunDirectoryError: they have an earlier version's
-    names.
-    """
+    """Return the numbers of each step that can be read."""
     if not path.is_file():
         return ()
     try:
@@ -186,12 +183,6 @@ def _metrics(path: Path, damage: list[str]) -> tuple[dict[str, float], ...]:
     except CheckpointError as error:
         damage.append(f"{error}; such lines are left out.")
         records = read_log(path, damaged=True)
-    earlier = [key for record in records[:1] for key in record if key != "step" and "/" not in key]
-    if earlier:
-        raise RunDirectoryError(
-            f"{path} was written by an earlier version of oncurve, whose metrics have other names ({earlier[0]}, …): "
-            "make the report with that version."
-        )
     numbers = (int, float)
     return tuple(
         {key: value for key, value in record.items() if isinstance(value, numbers) and not isinstance(value, bool)}

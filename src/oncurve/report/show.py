@@ -66,8 +66,7 @@ def look_at(
         raise ConfigError(f"--completion: the group has the completions 0 to {len(items) - 1}, got {completion}")
     items.sort(key=lambda pair: (-_number(pair[1], "reward"), -_number(pair[1], "advantage"), pair[0]))
     items = [*items[:1], *items[:0:-1][:1], *items[1:-1]]
-    place = name, step, group
-    completions = [_completion(*pair, place) for pair in items if completion in (None, pair[0])]
+    completions = [_completion(*pair, (name, step, group)) for pair in items if completion in (None, pair[0])]
     changed = [token for each in completions for token in each["most_changed"] or ()]
     return found | {
         "row": row,
@@ -94,32 +93,27 @@ def _number(item: Mapping[str, Any], key: str) -> float:
 
 def _completion(number: int, item: Mapping[str, Any], place: tuple[str, int, int]) -> dict[str, Any]:
     before, after, pieces = (item.get(key) for key in ("before", "after", "pieces"))
-    changed = None
+    here, changed = link(*place, number), None
     if before is not None and after is not None:
-        probabilities = [
-            (token, math.exp(first), math.exp(last))
-            for token, (first, last) in enumerate(zip(before, after, strict=True))
-            if first is not None and last is not None
-        ]
         changed = _most(
             {
                 "group": place[2],
                 "completion": number,
                 "token": token,
                 "piece": pieces[token] if pieces else str(item["ids"][token]),
-                "before": first,
-                "after": last,
-                "change": last - first,
-                "link": link(*place, number, token),
+                "before": math.exp(first),
+                "after": math.exp(last),
+                "change": math.exp(last) - math.exp(first),
+                "link": f"{here}/{token}",
             }
-            for token, first, last in probabilities
+            for token, (first, last) in enumerate(zip(before, after, strict=True))
+            if first is not None and last is not None
         )
-    about = {key: item[key] for key in ABOUT if item.get(key) is not None}
     return {
         "completion": number,
-        "link": link(*place, number),
+        "link": here,
         "tokens": len(item["ids"]),
-        **about,
+        **{key: item[key] for key in ABOUT if item.get(key) is not None},
         "most_changed": changed,
     }
 

@@ -19,6 +19,9 @@ TOKEN_NUMBERS = ("before", "after", "entropy", "kl")
 _HALF, _LONGEST_CHARACTER = "\ufffd", 4
 """The text of a part of a character; the most bytes, and so tokens, of a whole one."""
 
+_PART = 1 << 18
+"""Tokens that are looked at together: a step may have 64 million."""
+
 
 class Pieces:
     """The texts of tokens, decoded once per run and written with every step, so that a reader needs no tokenizer.
@@ -94,22 +97,27 @@ class TokenFile:
 
     def changed(self, count: int) -> list[int] | None:
         """Return the groups of the `count` tokens whose probability changed most, each once; None: not measured."""
+        best: list[tuple[float, int]] = []
         try:
             with safe_open(self._path, "np") as file:
-                change = np.abs(np.exp(file.get_tensor("after")) - np.exp(file.get_tensor("before")))
-                places = np.argsort(-np.nan_to_num(change), kind="stable")[:count]
-                return list(dict.fromkeys(np.searchsorted(file.get_tensor("ends"), places, "right").tolist()))
+                ends, total = file.get_tensor("ends"), file.get_slice("after").get_shape()[0]
+            for start, size in ((place, min(_PART, total - place)) for place in range(0, total, _PART)):
+                with safe_open(self._path, "np") as file:  # per part: read pages count as memory until it closes
+                    old, new = (np.exp(file.get_slice(key)[start : start + size]) for key in ("before", "after"))
+                change = -np.nan_to_num(np.abs(new - old))
+                places = np.argpartition(change, min(count, len(change)) - 1)[:count]
+                best = sorted([*best, *zip(change[places].tolist(), (places + start).tolist(), strict=True)])[:count]
         except (OSError, SafetensorError):
             return None
+        return list(dict.fromkeys(np.searchsorted(ends, [place for _, place in best], "right").tolist()))
 
     def _of(self, number: int) -> tuple[dict[str, Any], Mapping[str, str]]:
         """Return the numbers of a group's tokens by name, and texts by ids."""
         try:
             with safe_open(self._path, "np") as file:
-                start, end = [0, *file.get_slice("ends")[: number + 1].tolist()][number : number + 2]
-                names = [name for name in TOKEN_NUMBERS if name in file.keys()]  # noqa: SIM118 - it is no mapping
+                start, end = [0, *file.get_slice("ends")[max(0, number - 1) : number + 1].tolist()][-2:]
                 pieces = json.loads((file.metadata() or {}).get("pieces", "{}"))
-                return {name: file.get_slice(name)[start:end] for name in names}, pieces
+                return {key: file.get_slice(key)[start:end] for key in TOKEN_NUMBERS if key in set(file.keys())}, pieces
         except (OSError, SafetensorError, ValueError):
             return {}, {}
 

@@ -1,8 +1,7 @@
 """The training data of a reward model: preference pairs and labelled steps. The section `[data]` of its recipe.
 
-Rows are JSON objects, one a line, or a `.json` file with one list of them. A chat's messages are
-`{"role", "content"}` or `{"from", "value"}`. Rows of one prompt are held out together, so that no held-out
-prompt is trained on.
+Files are read as those of `[data]` are. A chat's messages are `{"role", "content"}` or `{"from", "value"}`. Rows of one
+prompt are held out together, so that no held-out prompt is trained on.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -20,7 +19,7 @@ from pydantic import Field
 
 from oncurve.base.errors import DataError, suggest
 from oncurve.components import Component
-from oncurve.data import read_jsonl
+from oncurve.data import read_file
 from oncurve.randomness import permutation
 from oncurve.types import Messages
 
@@ -95,19 +94,18 @@ class RewardExamples(Component):
 
     def _file(self, key: str, path: str, base: Path | None) -> list[Example]:
         file = Path(path).expanduser() if base is None else base / Path(path).expanduser()
-        rows, place = _rows(file, key)
-        examples = []
-        for number, row in enumerate(rows):
+        rows, examples = read_file(file, key), []
+        for number, row in zip(rows.numbers, rows.items, strict=True):
             try:
                 examples.append(self.example(row))
             except KeyError as error:
                 near = suggest(str(error.args[0]), row)
                 listed = ", ".join(map(str, row)) or "none"
                 raise DataError(
-                    f"{place(number)}: there is no column {error.args[0]!r}{near or ';'} its columns are: {listed}"
+                    f"{rows.place(number)}: there is no column {error.args[0]!r}{near or ';'} its columns are: {listed}"
                 ) from None
             except (TypeError, ValueError) as error:
-                raise DataError(f"{place(number)}: {error}") from None
+                raise DataError(f"{rows.place(number)}: {error}") from None
         return examples
 
 
@@ -196,12 +194,6 @@ def example_from_json(record: Mapping[str, Any]) -> Example:
         chosen, rejected = _messages(record["chosen"], "chosen"), _messages(record["rejected"], "rejected")
         return PreferencePair(prompt, chosen, rejected, float(record["margin"]))
     return LabelledSteps(prompt, record["completion"], tuple(record["ends"]), tuple(record["labels"]))
-
-
-def _rows(file: Path, key: str) -> tuple[Sequence[Mapping[str, Any]], Callable[[int], str]]:
-    """Return the rows of a file, and where each is, in words."""
-    rows, numbers, unit = read_jsonl(file, key)
-    return rows, lambda number: f"{file} {unit} {numbers[number]}"
 
 
 def _ends(given: Any, completion: Any) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from oncurve.run.continuing import continue_with as continue_with
     from oncurve.run.directory.folder import RunDirectory as RunDirectory
     from oncurve.run.directory.listing import find_runs as find_runs, list_runs as list_runs, table_of as table_of
-    from oncurve.run.directory.naming import free_directory as free_directory, run_name as run_name
+    from oncurve.run.directory.naming import free_directory as free_directory
     from oncurve.run.loop import credit_of as credit_of, order_of as order_of, trainer_config as trainer_config
     from oncurve.run.session import (
         create_directory as create_directory,

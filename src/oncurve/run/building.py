@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.base.errors import ConfigError, DataError
+from oncurve.components import lacking
 from oncurve.config import RunConfig
 from oncurve.data import Prompts, Rows, filled_prompt, prompt_columns
 from oncurve.environments import Dialogue, EpisodeEngine, Host, rehearsed
@@ -48,11 +49,9 @@ def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
     one.
     """
     engine = engine_maker(config, loaded)()
-    needed = ("exact", "follow", "generate", "measured", "worked", "close")
-    lacking = [name for name in needed if not hasattr(engine, name)]
-    if lacking:
-        lacks = f"{type(engine).__name__} lacks {' and '.join(lacking)}; derive it from oncurve.rollout.EngineBase"
-        raise ConfigError(f"engine.kind: what it builds is no rollout engine: {lacks}")
+    lacks = lacking(engine, ("exact", "follow", "generate", "measured", "worked", "close"), "rollout engine")
+    if lacks is not None:
+        raise ConfigError(f"engine.kind: {lacks}; derive it from oncurve.rollout.EngineBase")
     if engine.exact != config.engine.exact:
         stated = f"its settings say exact = {config.engine.exact}, and the engine says {engine.exact}"
         raise ConfigError(f"engine.kind: {stated}; the plan and the maths need the same")

@@ -8,7 +8,7 @@ from oncurve.trainer.groups.surplus import DynamicSampling as DynamicSampling
 from oncurve.trainer.old_policy import OldPolicy as OldPolicy
 from oncurve.trainer.outer import ReferenceSchedule as ReferenceSchedule
 from oncurve.trainer.protocols import Advantage as Advantage, OuterLoop as OuterLoop
-from oncurve.trainer.result import Collected as Collected, StepResult as StepResult
+from oncurve.trainer.result import StepResult as StepResult
 from oncurve.trainer.saving import (
     FORMAT as FORMAT,
     Checkpoints as Checkpoints,

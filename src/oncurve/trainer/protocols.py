@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from oncurve.data import Counts
-from oncurve.models import Weights
 from oncurve.trainer.result import StepResult
 from oncurve.trainer.state import TrainerState
 from oncurve.types import AdvantagesAndReturns, Prompt, TrainBatch
@@ -59,14 +58,3 @@ class OuterLoop(Protocol):
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
         """Restore what `save` wrote."""
-
-
-class SavedGroups(Protocol):
-    """The source of each step's groups (`Groups`), as a checkpoint sees it."""
-
-    def save(self, folder: Path, step: int) -> Mapping[str, Any]:
-        """Return the record for a checkpoint in `folder`: what the steps after `step` need next to the weights."""
-        ...
-
-    def load(self, folder: Path, record: Mapping[str, Any], weights: Weights) -> None:
-        """Restore what `save` wrote; `weights` are the policy's."""

@@ -43,7 +43,7 @@ MOST_METRIC_BYTES = 4 << 20
 NUMBERS = ("before", "after", "entropy", "kl", "logprobs", "advantages")
 """The numbers of tokens, which are shorter and quicker as bytes than as text: 32,000 tokens have 200,000."""
 
-SEARCH_SECONDS, MOST_SEARCHES = 0.4, 4
+SEARCH_SECONDS, MOST_SEARCHES, MOST_CHANGED = 0.4, 4, 16
 DOCTOR_SECONDS = 120
 LOOK_AGAIN_SECONDS = 2.0
 """The time for which the list of folders is kept: below it live a hundred thousand files."""
@@ -69,6 +69,7 @@ class Library:
         self._known: dict[Path, tuple[str, dict[str, Any], RunRecord]] = {}
         self._indexes: dict[Path, RolloutIndex] = {}
         self._doctored: dict[Path, tuple[str, Any]] = {}
+        self._changed: dict[tuple[RolloutIndex, int], tuple[Mapping[str, Any] | None, list[dict[str, Any]] | None]] = {}
         self._one_doctor, self._one_search = threading.Lock(), threading.Lock()
         self._searches: dict[tuple[RolloutIndex, int, str], Search] = {}
 
@@ -202,7 +203,13 @@ class Library:
 
     def changed(self, run: str, step: int) -> list[dict[str, Any]] | None:
         """Return the tokens that a step changed most; None where it was not measured."""
-        return most_changed(self._index(self._path(run)), run, step)
+        index = self._index(self._path(run))
+        of, found = self._changed.get((index, step), (None, None))
+        if found is None or of is not index.columns(step):  # to look at each token takes seconds of large steps
+            found = most_changed(index, run, step)
+            kept = (index, step), (index.columns(step), found)
+            self._changed = dict([*self._changed.items(), kept][-MOST_CHANGED:])
+        return found
 
     def prompt(self, run: str, prompt: int) -> list[dict[str, Any]]:
         """Return the rows of all groups of one prompt, with their steps, in order."""

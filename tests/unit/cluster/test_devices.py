@@ -16,7 +16,8 @@ from fakes.learning import finished
 from fakes.tiny_policy import random_groups, tiny_model
 from fakes.vllm_server import server_program, tiny_llama
 from oncurve.base.errors import ConfigError
-from oncurve.cluster import FleetLearner, HostCluster
+from oncurve.cluster import HostCluster
+from oncurve.cluster.ranks import FleetLearner
 from oncurve.cluster.vllm.server import command_line
 from oncurve.processes.fleets import HostFleet, ProcessEnded, Replied
 from oncurve.processes.fleets.devices import VISIBLE, Gpus, memory_share, placed

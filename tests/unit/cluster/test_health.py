@@ -2,14 +2,17 @@
 
 from hypothesis import given, strategies as st
 
-from oncurve.processes.fleets import Health, Kill, ProcessEnded, Start
+from oncurve.processes.fleets import ProcessEnded
 from oncurve.processes.fleets.health import (
     FORGIVEN_SECONDS,
     LONGEST_QUARANTINE_SECONDS,
     PAUSES,
     QUARANTINE_SECONDS,
     WITHIN_SECONDS,
+    Health,
+    Kill,
     ListeningClock,
+    Start,
 )
 
 SILENCE, START = 20.0, 300.0

@@ -3,9 +3,11 @@
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -132,13 +134,51 @@ def test_signals_that_are_for_the_run_end_none_of_its_processes() -> None:
         assert (fleet.up(), fleet.wait(0.0)) == (processes, [])
 
 
-def test_a_nursery_that_ends_before_it_has_made_anything_is_an_error_with_its_cause() -> None:
-    before = set(psutil.Process().children())
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_a_nursery_that_is_killed_before_it_is_ready_is_replaced_twice_and_then_an_error(deaths: int) -> None:
+    seen = set(psutil.Process().children())
     with HostFleet(Holder, 1) as fleet:
-        (nursery,) = set(psutil.Process().children()) - before
-        nursery.kill()
-        with pytest.raises(ConfigError, match="the process that forks them has ended: it was killed by signal SIGKILL"):
-            fleet.settled(LIMIT)
+        for _ in range(deaths):
+            until(lambda: bool(set(psutil.Process().children()) - seen))
+            (nursery,) = set(psutil.Process().children()) - seen
+            nursery.kill()
+            seen.add(nursery)
+        if deaths == 2:
+            until(lambda: len(fleet.settled(LIMIT)) == 1)
+        else:
+            with pytest.raises(ConfigError, match=r"forks them has ended 3 times .*SIGKILL"):
+                fleet.settled(LIMIT)
+
+
+LOADS_FOR_EVER = """
+import sys, time
+sys.path.append({tests!r})
+from oncurve.processes.fleets import HostFleet
+from fakes.calls import LoadsForEver
+with HostFleet(LoadsForEver, 1) as fleet:
+    fleet.settled(600.0)
+"""
+
+
+def test_a_nursery_that_loads_ends_with_a_killed_run_and_its_private_folder_too(tmp_path: Path) -> None:
+    code = LOADS_FOR_EVER.format(tests=str(Path(__file__).parents[2]))
+    run = psutil.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=tmp_path)
+    until(lambda: (tmp_path / "loads").exists())
+    (nursery,) = run.children()
+    (folder,) = tmp_path.glob("oncurve-ranks-*")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert not any(folder.name in word for word in nursery.cmdline())
+    run.kill()
+    assert psutil.wait_procs([run, nursery], timeout=60)[1] == []
+    assert not folder.exists()
+
+
+def test_ranks_do_not_meet_in_a_folder_that_others_may_write_to() -> None:
+    with HostFleet(Holder, 1) as fleet:
+        folder = fleet.meeting().path.parent
+        folder.chmod(0o777)
+        with pytest.raises(ConfigError, match="is not this user's alone"):
+            fleet.meeting()
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ import oncurve
 from fakes.started import start_process
 from fakes.tables import table
 from fakes.waiting import gone, until
-from oncurve.processes import Minder, first_cause
+from oncurve.processes import Minder
+from oncurve.processes.minder import first_cause
 
 WITH_AN_ENGINE = ["sh", "-c", 'sleep 600 & echo $! > "$0/engine"; wait']
 """A server that starts another process, as vLLM does; its id is in a file."""

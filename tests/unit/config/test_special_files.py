@@ -13,8 +13,8 @@ import pytest
 from oncurve.base.errors import UserError
 from oncurve.base.imports import locate
 from oncurve.config.layers import _absolute_value, read_layers
+from oncurve.data import read_file
 from oncurve.data.jsonl import read_jsonl
-from oncurve.reward_models.examples import _rows
 from oncurve.rewards import RewardSet
 from oncurve.run.commands.evaluation import evaluate_target
 from oncurve.run.directory.folder import RunDirectory
@@ -43,7 +43,7 @@ def special(tmp_path: Path) -> Iterator[Callable[[str, str], Path]]:
 
 READERS = {
     "rows.jsonl": lambda path: read_jsonl(path),
-    "labels.json": lambda path: _rows(path, "labels"),
+    "labels.csv": lambda path: read_file(path, "labels"),
     "recipe.toml": lambda path: read_layers(path),
     "recipe.yaml": lambda path: read_layers(path),
     "reward.py": lambda path: locate(f"{path}:reward"),

@@ -191,9 +191,9 @@ def jsonl_complaint(file: Path) -> str:
 
 
 def test_rows_keep_their_line_over_blank_lines_a_bom_and_windows_ends(tmp_path: Path):
-    rows, lines, _ = read_jsonl(written(tmp_path, b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n  \n{"prompt": "\xc3\xa9"}'))
-    assert rows == [{"prompt": "a"}, {"prompt": "é"}]
-    assert list(lines) == [1, 4]
+    rows = read_jsonl(written(tmp_path, b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n  \n{"prompt": "\xc3\xa9"}'))
+    assert rows.items == [{"prompt": "a"}, {"prompt": "é"}]
+    assert list(rows.numbers) == [1, 4]
 
 
 @pytest.mark.parametrize(

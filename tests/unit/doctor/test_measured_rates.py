@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from oncurve.doctor import Case, examine
+from oncurve.doctor.case import Case
+from oncurve.doctor.examine import examine
 
 RATES = json.loads(Path(__file__).with_name("measured_rates.json").read_text(encoding="utf-8"))
 

@@ -8,7 +8,9 @@ import pytest
 
 from fakes.metric_names import named
 from fakes.tables import table
-from oncurve.doctor import RULES, Case, Sample, SampledGroup, Watch, diagnose, examine, in_words
+from oncurve.doctor import Watch, diagnose, in_words
+from oncurve.doctor.case import Case, Sample, SampledGroup
+from oncurve.doctor.examine import RULES, examine
 
 
 def course(count: int = 60, first: int = 1, **values) -> list[dict[str, float]]:

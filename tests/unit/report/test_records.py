@@ -89,13 +89,6 @@ def test_what_is_no_run_is_refused(tmp_path) -> None:
         read_run(tmp_path / "missing")
 
 
-def test_a_run_of_an_earlier_version_is_refused_in_one_line(tmp_path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5, "kl": 0.0}\n')
-    with pytest.raises(RunDirectoryError, match="earlier version of oncurve") as caught:
-        read_run(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
 RIGHT = st.sampled_from([True, False, None])
 
 

@@ -173,7 +173,7 @@ def test_a_lock_is_never_cut_off(tmp_path: Path) -> None:
 
 
 HOUSEKEEPING = {
-    "prune": lambda folder: durable.prune(folder, "step-", 1),
+    "prune": lambda folder: durable.prune(folder, 1),
     "discard": lambda folder: durable.discard(folder, []),
     "sweep": durable.sweep,
 }

@@ -16,10 +16,11 @@ from oncurve.base.errors import ConfigError
 from oncurve.config import RunConfig
 from oncurve.config.loading import load_config
 from oncurve.models.loading.weights import loaded_from
-from oncurve.run import free_directory, list_runs, run_name, table_of, words_for
+from oncurve.run import free_directory, list_runs, table_of, words_for
 from oncurve.run.arguments import ARGUMENT_OF, OTHER_NAMES, _reward_table
 from oncurve.run.assembly import Overrides, assemble
 from oncurve.run.directory.changes import changes_between, check_changes, worth_saying
+from oncurve.run.directory.naming import run_name
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,9 @@ from oncurve.losses import OBJECTIVE_KINDS, Clipped, EntropyBonus, KLPenalty, Re
 from oncurve.metrics import Metrics
 from oncurve.report import RolloutIndex
 from oncurve.rollout import EngineBase
-from oncurve.trainer import Collected, DynamicSampling, EntropyControl, Trainer, TrainerState
+from oncurve.trainer import DynamicSampling, EntropyControl, Trainer, TrainerState
 from oncurve.trainer.groups.surplus import SurplusGroup, load_surplus, save_surplus
+from oncurve.trainer.result import Collected
 from oncurve.types import Completion, Group, Prompt, Score, TokenLoss, TokenStats
 
 

@@ -14,7 +14,7 @@ from oncurve.parallel import ALONE, World
 from oncurve.types import TrainBatch
 
 PASS_TOKENS = 32
-"""What a shard costs beside its tokens, in tokens: a gradient written and added, and operations of any size."""
+"""What a shard costs in addition to its tokens, in tokens: a gradient written and added, and operations of any size."""
 
 
 def few_shards(batch: TrainBatch, most: int) -> list[TrainBatch | None]:

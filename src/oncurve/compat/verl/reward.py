@@ -23,7 +23,7 @@ from oncurve.data import Files
 OLD, NEW = "custom_reward_function", "reward.custom_reward_function"
 MODELS = ("reward_model.model.path", "reward_model.model_path", "reward.reward_model.model_path")
 SETS = ("reward.reward_kwargs", "reward_model.reward_kwargs")
-BUFFERS = (*(f"{name}.overlong_buffer_cfg" for name in SETS), "reward_model.overlong_buffer")
+BUFFERS = (*(f"{name}.overlong_buffer_cfg" for name in SETS), f"{OLD}.overlong_buffer", "reward_model.overlong_buffer")
 A_FUNCTION = f"give a function of yours: {NEW}.path=rewards.py, which defines compute_score"
 _TABLES = tomllib.loads(Path(__file__).with_name("checkers.toml").read_text(encoding="utf-8"))
 

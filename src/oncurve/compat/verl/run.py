@@ -90,7 +90,8 @@ def evaluates(values: Values) -> bool:
 
 
 def val_files(given: Any, values: Values) -> Any:
-    return paths(given, values) if is_given(values, "data.val_files") or evaluates(values) else None
+    reads = evaluates(values) or (is_given(values, "data.val_files") and values["trainer.val_before_train"])
+    return paths(given, values) if reads else None
 
 
 CUT = {

@@ -19,7 +19,7 @@ from oncurve.config.sections import SECTIONS, RunConfig
 from oncurve.config.warm_start import by_own_name
 from oncurve.learner import gives_values
 from oncurve.losses import corrects, corrects_for_sampler, has_importance_ratio, reads_reference
-from oncurve.rewards import RewardSettings, check_reward, component_names, verifier_of
+from oncurve.rewards import RewardSettings, component_names, verifier_of
 
 IMPOSSIBLE_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "group_too_small": lambda c: (
@@ -147,11 +147,7 @@ def _verifier_scores_steps(config: RunConfig) -> bool:
 
 
 def check_config(config: RunConfig) -> None:
-    """Raises ConfigError: a component is none or misstates what it is, or a rule of what is impossible is broken."""
-    components = [(name, section.check(getattr(config, name))) for name, section in SECTIONS.items()]
-    components += [(f"rewards.{index}", check_reward(reward)) for index, reward in enumerate(config.rewards)]
-    misstated = [f"{name}.kind: {problem}" for name, problem in components if problem is not None]
-    refuse(misstated)
+    """Raises ConfigError: a rule of what is impossible is broken."""
     reads = "advantage.base.kind" if nested_in(config.advantage) else "advantage.kind"  # the one that reads rewards
     messages = (rule.message for rule in _holding(config, IMPOSSIBLE, "impossible"))
     broken = [re.sub(r"\badvantage\.kind(?=:| to )", reads, message) for message in messages]

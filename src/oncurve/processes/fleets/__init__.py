@@ -17,8 +17,8 @@ from oncurve.processes.fleets.devices import (
     memory_share as memory_share,
     placed as placed,
 )
-from oncurve.processes.fleets.fleet import Event as Event, Failed as Failed, Fleet as Fleet, Replied as Replied
-from oncurve.processes.fleets.health import Health as Health, Kill as Kill, ProcessEnded as ProcessEnded, Start as Start
+from oncurve.processes.fleets.fleet import Failed as Failed, Fleet as Fleet, Replied as Replied
+from oncurve.processes.fleets.health import ProcessEnded as ProcessEnded
 from oncurve.processes.fleets.host_fleet import HostFleet as HostFleet
 from oncurve.processes.fleets.ray_fleet import RayFleet as RayFleet
 from oncurve.processes.fleets.ray_session import check_address as check_address, missing as missing

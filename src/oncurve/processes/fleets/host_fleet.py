@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import selectors
 import shutil
 import signal
@@ -23,7 +22,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.parallel import FileMeeting
 from oncurve.processes.fleets.channel import Channel, ClosedError, Sender
 from oncurve.processes.fleets.fleet import START_SECONDS, Fleet, Message
-from oncurve.processes.fleets.health import Health, Start
+from oncurve.processes.fleets.health import DEATHS, Health, Start
 from oncurve.processes.fleets.nursery import HostNursery
 from oncurve.processes.fleets.recipe import recipe_of
 from oncurve.processes.fleets.serving import SEND_SECONDS
@@ -78,8 +77,8 @@ class _HostSpawner:
         self._processes: dict[int, _Process] = {}
         self._asked: dict[int, int] = {}  # processes to be forked, and their places
         self.failure: str | None = None
-        self._folder = Path(tempfile.gettempdir()) / f"oncurve-ranks-{secrets.token_hex(8)}"
-        self._meetings = 0
+        self._folder = Path(tempfile.mkdtemp(prefix="oncurve-ranks-"))
+        self._meetings = self._unborn = 0  # nurseries that have ended before any was ready
         self._ready = self._over = False
         self._now = 0.0
         self._order_nursery()
@@ -145,8 +144,13 @@ class _HostSpawner:
         return SharedBytes(pieces)
 
     def meeting(self) -> FileMeeting:
-        """Return a file of this machine, in a folder that ends with the fleet, also where its process is killed."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        """Return a file of this machine, in a folder that ends with the fleet, also where its process is killed.
+
+        Raises ConfigError: others may write to that folder.
+        """
+        self._folder.mkdir(mode=0o700, exist_ok=True)  # what clears old files away may have removed it
+        if (found := self._folder.lstat()).st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise ConfigError(f"cluster.kind: {self._folder}, where the ranks meet, is not this user's alone")
         self._meetings += 1
         return FileMeeting(self._folder / f"world-{self._meetings}")
 
@@ -198,8 +202,9 @@ class _HostSpawner:
         for process in self._processes.values():
             process.how = process.how or f"the process that forks them was lost: {cause}"
             process.closed_at = process.closed_at or self._now
-        if not self._ready:
-            self.failure = self.failure or f"the process that forks them has ended: {cause}"
+        self._unborn += not self._ready
+        if self._unborn == DEATHS:
+            self.failure = self.failure or f"the process that forks them has ended {DEATHS} times at its start: {cause}"
 
     def _said(self, number: int) -> Iterator[Message]:
         process = self._processes[number]

@@ -36,7 +36,7 @@ from oncurve.processes.causes import how_it_ended, last_words
 from oncurve.processes.fleets.devices import VISIBLE
 from oncurve.processes.fleets.recipe import made_here
 from oncurve.processes.fleets.serving import BEAT_SECONDS, SEND_SECONDS, explained, serve
-from oncurve.processes.spawn import FOR_THE_RUN, end_with, start_python, unblock
+from oncurve.processes.spawn import END, FOR_THE_RUN, end_with, start_python, unblock
 
 _LONGEST_MESSAGE = 1 << 12
 _MOMENT_SECONDS, _END_SECONDS = 0.5, 5.0
@@ -58,13 +58,13 @@ class HostNursery:
             self._process = start_python(
                 "oncurve.processes.fleets.nursery:main",
                 str(theirs.fileno()),
-                str(folder),
                 pass_fds=(theirs.fileno(),),
                 stdin=recipe,
                 stderr=worker_stderr(),
                 process_group=0,  # Ctrl-C in the terminal is for this process, which ends the others in order
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(_NO_GPUS if hide_gpus else {})},
             )
+        _tell(self.control, str(os.getpid()), str(folder))  # not as an argument, which other users can read
 
     def fork(self, number: int, gpus: str = "") -> socket.socket:
         """Return this end of the connection to a process that is to be forked, and to see these `gpus`.
@@ -112,13 +112,23 @@ class HostNursery:
             self.control.shutdown(socket.SHUT_RDWR)
 
 
-def main(descriptor: str, folder: str) -> NoReturn:
+def main(descriptor: str) -> NoReturn:
     """Return the nursery's life, over the control socket with this descriptor. The object's recipe comes on standard
     input. When the other end is closed, because its process was killed or has no more use for it, it removes the
-    `folder`.
+    folder that it was told. While it makes the object the kernel tells it when that process is killed.
     """
     end = socket.socket(fileno=int(descriptor))
     end.set_inheritable(False)
+    fleet, _, folder = end.recv(_LONGEST_MESSAGE).decode().partition("\0")
+
+    def leave(*ignored: object) -> NoReturn:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)  # the kernel ends its processes with it
+
+    signal.signal(END, leave)
+    if os.getppid() != int(fleet or 0):  # killed while this process imported its modules
+        leave()
+    end_with(int(fleet), END)
     end.settimeout(SEND_SECONDS)
     for number in FOR_THE_RUN:
         signal.signal(number, lambda *ignored: None)  # not SIG_IGN, which programs that are started here would inherit
@@ -129,6 +139,7 @@ def main(descriptor: str, folder: str) -> NoReturn:
         _tell(end, "failed", explained(error))
         os._exit(1)
     gc.collect()
+    end_with(int(fleet), 0)  # from here on the socket says so, whatever thread has started this process
     gc.freeze()  # a fork that collects garbage would write to all objects, and have a copy of their pages
     _tell(end, "ready")
     watched = selectors.PollSelector()
@@ -145,8 +156,7 @@ def main(descriptor: str, folder: str) -> NoReturn:
                 continue
             message, descriptors, _, _ = socket.recv_fds(end, _LONGEST_MESSAGE, 1)
             if not message:
-                shutil.rmtree(folder, ignore_errors=True)
-                os._exit(0)  # the kernel ends its processes with it
+                leave()
             process, _, gpus = message.decode().partition(" ")
             child = _fork(made, descriptors[0], end, gpus)
             watched.register(os.pidfd_open(child), selectors.EVENT_READ, (child, process))

@@ -8,13 +8,16 @@ processes, and in one that has had a Ray before, with its threads, a fork may wa
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import logging
 import os
 import secrets
+import shutil
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -37,6 +40,7 @@ _CONNECT_SECONDS = 180.0
 _SHUTDOWN_SECONDS = 30.0
 _TURN_SECONDS = 60.0
 _OBJECT_STORE_BYTES = 512 * 2**20
+_SHORT = "/tmp"
 
 
 class _Session:
@@ -104,11 +108,16 @@ class _Session:
         logging.getLogger("ray").setLevel(logging.CRITICAL)  # what goes wrong is said by the fleets
         settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "critical"}
         room = min(max(_OBJECT_STORE_BYTES, 2 * nbytes), psutil.virtual_memory().available // 2)
+        stop = self._ray.shutdown
         if not address:
+            private = tempfile.mkdtemp(prefix="oncurve-ray-", dir=_SHORT)  # Ray opens what is in it to all users
             settings |= {"num_cpus": 1, "include_dashboard": False, "object_store_memory": room}
+            settings["_temp_dir"] = f"{private}/ray"
+            stop = functools.partial(_stop_in, private, stop)
+            atexit.register(stop)
         start = functools.partial(self._ray.init, address=address or "local", **settings)
         try:
-            self._held = _RayThread(start, self._ray.shutdown)
+            self._held = _RayThread(start, stop)
         except Exception as error:
             what = f"Ray at {address} cannot be used" if address else "Ray cannot be started on this machine"
             raise ConfigError(f"cluster.address: {what}: {in_a_line(error)}") from error
@@ -116,6 +125,11 @@ class _Session:
             from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
             global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+
+
+def _stop_in(folder: str, stop: Callable[[], Any]) -> None:
+    stop()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 SESSION = _Session()

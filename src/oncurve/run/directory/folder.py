@@ -210,7 +210,7 @@ class RunDirectory(Closing):
 
     def is_finished(self, steps: int, patience: int = 0) -> bool:
         """Return whether all `steps` are done, or `patience` ended the run early, and model and report are written."""
-        newest = durable.newest_valid(self.checkpoints, "step-").path
+        newest = durable.newest_valid(self.checkpoints).path
         if newest is None:
             return False
         state = (_object(newest / "state.json") or {}).get("trainer", {})

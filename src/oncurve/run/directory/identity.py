@@ -26,7 +26,7 @@ from typing import Any
 from oncurve import durable
 from oncurve.base.errors import CheckpointError, DataError, RunDirectoryError, command
 from oncurve.components import Component
-from oncurve.config import CODE_PATH, FILE_KEYS, IN_MEMORY, MODULE_PATH, Schema, default_tables, is_removed, to_tables
+from oncurve.config import CODE_PATH, FILE_KEYS, IN_MEMORY, MODULE_PATH, Schema, default_tables, to_tables
 from oncurve.run.directory.folder import RunDirectory, is_identity
 from oncurve.trainer import FORMAT
 
@@ -159,8 +159,7 @@ def compare(
     is_now = now["settings"]
     known = {*wanted, *before.get("files", {})}
     younger = {key: default for key, default in defaults.items() if key not in known}
-    kept = {key: value for key, value in before.get("settings", {}).items() if not is_removed(key, value)}
-    was = _with_younger(kept, is_now, younger)
+    was = _with_younger(before.get("settings", {}), is_now, younger)
     for key in sorted({*was, *is_now}):
         if was.get(key) == is_now.get(key) or _same_numbers(key, was.get(key), is_now.get(key)):
             continue

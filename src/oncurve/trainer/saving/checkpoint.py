@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncurve import durable
 from oncurve.base.errors import CheckpointError, RunDirectoryError
 from oncurve.learner import FROZEN, Learner
 from oncurve.trainer.groups.surplus import load_surplus, save_surplus
-from oncurve.trainer.protocols import OuterLoop, SavedGroups
+from oncurve.trainer.protocols import OuterLoop
 from oncurve.trainer.state import TrainerState
+
+if TYPE_CHECKING:
+    from oncurve.trainer.groups.source import Groups
 
 FORMAT = 3
 """The format of checkpoints. Since 3 a learner writes its own files into them, and frozen weights are stored once."""
@@ -60,7 +63,7 @@ class Checkpoints:
         if best in dict(durable.numbered(self.directory)):
             self._best = best
         if self.keep:
-            durable.prune(self.directory, "step-", self.keep, spare={self._best})
+            durable.prune(self.directory, self.keep, spare={self._best})
             durable.discard(self.directory / FROZEN, self._records())
         return path
 
@@ -69,7 +72,7 @@ class Checkpoints:
 
         Raises CheckpointError: none of those that are there verifies, or it is of another format.
         """
-        found = durable.newest_valid(self.directory, "step-", self._frozen_problems)
+        found = durable.newest_valid(self.directory, self._frozen_problems)
         notes = [f"{path.name} is damaged and was passed over: {'; '.join(why)}" for path, why in found.skipped.items()]
         if found.path is None:
             if notes:
@@ -97,7 +100,7 @@ class Checkpoints:
         outer: OuterLoop,
         state: TrainerState,
         environment: Mapping[str, Any],
-        groups: SavedGroups | None = None,
+        groups: Groups | None = None,
     ) -> Path:
         """Write the checkpoint of a run after `state.step` steps."""
 
@@ -114,7 +117,7 @@ class Checkpoints:
         return self.write(state.step, fill, state.best_step)
 
     def restore(
-        self, learner: Learner, outer: OuterLoop, groups: SavedGroups | None = None
+        self, learner: Learner, outer: OuterLoop, groups: Groups | None = None
     ) -> tuple[TrainerState, dict[str, Any], list[str]] | None:
         """Load the newest checkpoint that verifies into `learner` and `outer`; None where there is none.
 
@@ -138,7 +141,7 @@ class Checkpoints:
 
     def _records(self) -> Iterator[bytes]:
         """Return the records of all checkpoints, damaged ones too, as far as they can be read."""
-        for _, path in durable.numbered(self.directory, "step-"):
+        for _, path in durable.numbered(self.directory):
             with suppress(OSError):
                 yield (path / "state.json").read_bytes()
 

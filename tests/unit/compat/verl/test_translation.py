@@ -75,7 +75,9 @@ def test_every_setting_of_verls_configuration_is_in_the_table(engine: str) -> No
      f"+{A}.optim.override_optimizer_config.optimizer_cpu_offload=True", "reward_model.use_reward_loop=True",
      f"{R}.agent.num_workers=8", f"{A}.profiler.discrete=True", "profile.options.level=1", "ray_init.num_cpus=8",
      f"{R}.engine_kwargs.vllm={{x: 1}}", f"{A}.optim.optimizer=adam", f"{A}.optim.lr_warmup_steps=null",
-     f"+{M}.override_config.model_config={{}}", f"reward_model.model.input_tokenizer=${{{M}.path}}"],
+     f"+{M}.override_config.model_config={{}}", f"reward_model.model.input_tokenizer=${{{M}.path}}",
+     f"{R}.max_batch_size=1024", f"{M}.use_rmpad=True", "critic.model.use_rmpad=True", f"{A}.use_token_level_loss=True",
+     f"{A}.profile_ranks=[0,1]", f"{R}.profile_discrete=True", "critic.profile_ranks_all=False"],
 )  # fmt: skip
 def test_settings_of_verls_workers_change_nothing_in_any_version(word: str) -> None:
     assert settings(*GRPO, word) == settings(*GRPO)
@@ -87,10 +89,23 @@ def test_settings_of_verls_workers_change_nothing_in_any_version(word: str) -> N
      f"{R}.agent.default_agent_loop=my_agent", "reward_model.sandbox_fusion.url=http://x", "skip.rollout.enable=True",
      f"{A}.optim.override_optimizer_config.amsgrad=True", "distillation.enabled=True", "critic.load_weight=False",
      "actor_rollout_ref.ref.model.path=org/other", f"{A}.optim.lr_min=1e-7",
-     f"{R}.multi_turn.interaction_config_path=x.yaml"],
+     f"{R}.multi_turn.interaction_config_path=x.yaml", f"{A}.use_token_level_loss=False"],
 )  # fmt: skip
 def test_what_changes_numbers_is_refused_in_a_section_without_meaning(word: str) -> None:
     assert f"{word.partition('=')[0]}: not available here" in refusal(*GRPO, word)
+
+
+def test_held_out_rows_are_left_out_where_nothing_reads_them() -> None:
+    both = ("data.train_files=a.parquet", "data.val_files=a.parquet", "trainer.test_freq=-1")
+    assert "data.eval_path" not in settings(*GRPO, *both, "trainer.val_before_train=False")
+    assert settings(*GRPO, *both)["data.eval_path"] == "a.parquet"
+
+
+@pytest.mark.parametrize("section", ["reward_model.overlong_buffer", "custom_reward_function.overlong_buffer"])
+def test_dapos_buffer_is_read_in_the_place_of_each_version(section: str) -> None:
+    words = (f"{section}.enable=True", f"{section}.len=4", f"{section}.penalty_factor=0.5")
+    found = settings(*GRPO, "reward_model.reward_manager=dapo", *words)
+    assert {"kind": "overlong", "buffer": 4, "weight": 0.5} in found.values()
 
 
 def test_tools_of_several_turns_are_an_environment() -> None:
