@@ -14,16 +14,11 @@ from torch import Tensor
 from fakes.deadly import PLACES, make_deadly, order, waiting
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups
-<<<<<<< HEAD
 from oncurve import batching
 from oncurve.batching import collate
-from oncurve.cluster import FleetLearner, HostCluster
-from oncurve.cluster.ranks import shards
-from oncurve.types import TrainBatch
-=======
 from oncurve.cluster import HostCluster
-from oncurve.cluster.ranks import FleetLearner
->>>>>>> main
+from oncurve.cluster.ranks import FleetLearner, shards
+from oncurve.types import TrainBatch
 
 State = dict[str, Tensor]
 SCORED = frozenset({"old", "reference", "entropy"})

@@ -18,12 +18,8 @@ from fakes.deadly_engine import DeadlyEngine, order
 from fakes.interrupted_worker import InterruptedWorker
 from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.base.errors import DataError, ModelError
-<<<<<<< HEAD
-from oncurve.cluster import FleetEngine, HostCluster, facts, rollout_shards
-=======
-from oncurve.cluster import HostCluster
+from oncurve.cluster import HostCluster, facts
 from oncurve.cluster.workers import FleetEngine, rollout_shards
->>>>>>> main
 from oncurve.cluster.workers.weights import digest_of
 from oncurve.models import CausalModel, LocalWeights, changing_tensors
 from oncurve.processes.shared import SharedBytes
