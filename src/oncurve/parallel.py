@@ -161,18 +161,17 @@ class World:
         A rank calls `leaf` for its own shards (`shards_of`), in order. It keeps at most log₂(shards) copies of the
         tensors, and a bucket for what other ranks send. Shapes and dtypes must be the same for all shards.
 
-        Raises ValueError: `shards` is no power of two, or less than the number of ranks. LostRankError: then the
-        tensors hold a part of the sum.
+        Raises ValueError: `shards` is no power of two. LostRankError: then the tensors hold a part of the sum.
         """
-        check_shards(shards, self.size)
+        check_shards(shards)
         self._sum(leaf, 0, shards, 0, self.size)
 
     def _sum(self, leaf: Leaf, low: int, high: int, first: int, ranks: int) -> Sequence[Tensor]:
         """Return the sum of shards `low` to `high` by `ranks` ranks from `first` on, of which this is one; `first` has
         it.
         """
-        if ranks == 1:
-            return _local_sum(leaf, low, high)
+        if ranks == 1 or high - low == 1:  # of more ranks than shards the first computes
+            return _local_sum(leaf, low, high) if self.rank == first else ()
         middle, right = (low + high) // 2, first + (ranks + 1) // 2
         if self.rank < right:
             total = self._sum(leaf, low, middle, first, right - first)
@@ -255,28 +254,26 @@ ALONE = World()
 """The world of a process that shares nothing."""
 
 
-def check_shards(shards: int, ranks: int) -> None:
-    """Raises ValueError where `shards` is no power of two, or less than `ranks`."""
+def check_shards(shards: int) -> None:
+    """Raises ValueError where `shards` is no power of two."""
     if shards < 1 or shards & (shards - 1):
         raise ValueError(f"the number of shards must be a power of two, for a tree of pairs; it is {shards}")
-    if shards < ranks:
-        raise ValueError(f"{ranks} ranks need as many shards at least, and there are {shards}")
 
 
 def shards_of(rank: int, ranks: int, shards: int) -> range:
-    """Return the shards that a rank computes: a subtree of the tree of `tree_sum`.
+    """Return the shards that a rank computes: a subtree of the tree of `tree_sum`, or none of fewer shards than ranks.
 
     Example: of 8 shards and 3 ranks, rank 0 has 0 and 1, rank 1 has 2 and 3, rank 2 has 4 to 7.
     """
-    check_shards(shards, ranks)
+    check_shards(shards)
     low, high, first = 0, shards, 0
-    while ranks > 1:
+    while ranks > 1 and high - low > 1:
         middle, right = (low + high) // 2, first + (ranks + 1) // 2
         if rank < right:
             high, ranks = middle, right - first
         else:
             low, ranks, first = middle, first + ranks - right, right
-    return range(low, high)
+    return range(low, high if rank == first or ranks == 1 else low)
 
 
 def _local_sum(leaf: Leaf, low: int, high: int) -> Sequence[Tensor]:

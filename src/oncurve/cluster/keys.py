@@ -71,7 +71,7 @@ class ProcessSettings(Cluster):
     """Processes that sample; 0: this one does. Their number does not change any result."""
 
     shard_groups: int = Field(default=8, ge=1, le=10**6)
-    """Groups that are decoded together, by one process. Part of the result, like a seed."""
+    """Groups that are decoded together, by one process, or as many as have 16 rows. Part of the result, like a seed."""
 
     worker_threads: int = Field(default=1, ge=1, le=1024)
     """Processor threads of each process while it samples, of this one too. Part of the result."""
@@ -96,9 +96,10 @@ class ProcessSettings(Cluster):
     `sharding` divides the model among them."""
 
     gradient_shards: int = Field(default=8, ge=1, le=1024)
-    """Shards of an update, a power of two and not less than `learner_ranks`: the gradient of each is computed by
-    itself, and they are added in a fixed tree. Part of the result, like a seed. Without effect where `sharding` divides
-    the model."""
+    """The most shards of an update, a power of two and not less than `learner_ranks`: the gradient of each is computed
+    by itself, and they are added in a fixed tree. An update of so few rows that its shards would take more than twice
+    the processor time of one has fewer. Part of the result, like a seed. Without effect where `sharding` divides the
+    model."""
 
     sharding: Literal["replicate", "fsdp"] = "replicate"
     """"replicate": every rank has the whole model with its optimizer. "fsdp": every rank has its part of the

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from oncurve.cluster.facts import LEAST_ROWS
 from oncurve.cluster.keys import ProcessSettings
 
 
 def sentences_of(cluster: ProcessSettings) -> list[str]:
     """Return how rollouts and updates are shared."""
-    shards = f"{cluster.gradient_shards} gradient shard{'s' * (cluster.gradient_shards > 1)} added in a fixed tree"
+    many = "s added in a fixed tree, or fewer where they would take more than twice the processor time of one"
+    shards = f"{cluster.gradient_shards} gradient shard{many * (cluster.gradient_shards > 1)}"
     ranks = f"{cluster.learner_ranks} process{'es' * (cluster.learner_ranks > 1)}"
     threads = f"{cluster.rank_threads} thread{'s' * (cluster.rank_threads > 1)}"
     workers = f"{cluster.rollout_workers} other process{'es' * (cluster.rollout_workers > 1)}"
     own = f"{cluster.worker_threads} thread{'s' * (cluster.worker_threads > 1)}"
-    together = f"{cluster.shard_groups} group{'s' * (cluster.shard_groups > 1)}"
+    together = f"{cluster.shard_groups} group{'s' * (cluster.shard_groups > 1)} and {LEAST_ROWS} rows at least"
     kept = ", and keep them in the host's memory" if cluster.offload else ""
     servers = "a vLLM server" if cluster.rollout_workers == 1 else f"{cluster.rollout_workers} vLLM servers"
     return [

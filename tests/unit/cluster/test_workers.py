@@ -18,7 +18,7 @@ from fakes.deadly_engine import DeadlyEngine, order
 from fakes.interrupted_worker import InterruptedWorker
 from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.base.errors import DataError, ModelError
-from oncurve.cluster import HostCluster
+from oncurve.cluster import HostCluster, facts
 from oncurve.cluster.workers import FleetEngine, rollout_shards
 from oncurve.cluster.workers.weights import digest_of
 from oncurve.models import CausalModel, LocalWeights, changing_tensors
@@ -85,6 +85,19 @@ def rollouts(
             measured.append(dict(engine.measured()))
             change(model, step)
     return found, measured
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shards_of_few_rows() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(facts, "LEAST_ROWS", 1)
+        yield
+
+
+def test_shards_of_the_drivers_engine_have_16_rows_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "LEAST_ROWS", 16)
+    assert [facts.groups_together(2, size) for size in (1, 3, 8, 64)] == [16, 6, 2, 2]
+    assert facts.ClusterFacts(workers=5, shard_groups=2).idle_workers(12, 3) == 3
 
 
 @pytest.fixture

@@ -24,10 +24,9 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from oncurve.base.output import urgent
-from oncurve.batching import shards
 from oncurve.cluster.ranks.conversation import RankedLearner, joined
 from oncurve.cluster.ranks.rank import added, norm_of
-from oncurve.cluster.ranks.shards import GradientShards
+from oncurve.cluster.ranks.shards import GradientShards, few_shards
 from oncurve.learner import Accumulated, LocalLearner, UpdateResult
 from oncurve.machine.threads import computing_threads
 from oncurve.models import LocalWeights
@@ -53,7 +52,7 @@ class FleetLearner(RankedLearner):
     """A `Learner` of one policy on 1 to N processes. All shards are computed here where `fleet` is None.
 
     local         rank 0's learner
-    count         gradient shards: a power of two, not less than the ranks; part of the result
+    count         gradient shards at most: a power of two; part of the result
     threads       of each rank while it computes; part of the result
     """
 
@@ -94,7 +93,8 @@ class FleetLearner(RankedLearner):
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """Return one optimizer update: shard by shard, added in the fixed tree."""
-        cut = GradientShards.of(self.local, minibatch, self._count)
+        rows = self.local.rows_of(minibatch)
+        cut = GradientShards(self.local, [None] if rows is None else few_shards(rows, self._count))
         with self._whole():
             found = self._together(lambda: self._shared(cut))
             if found is None:
@@ -114,10 +114,11 @@ class FleetLearner(RankedLearner):
         """Return the batch with what `want` names, computed shard by shard by all ranks."""
         if not self.local.scores(want):
             return batch
-        pieces = {index: piece for index, piece in enumerate(shards(batch, self._count)) if piece is not None}
+        pieces = few_shards(batch, self._count)
 
         def own(rank: int, size: int) -> dict[int, TrainBatch]:
-            return {index: pieces[index] for index in shards_of(rank, size, self._count) if index in pieces}
+            each = shards_of(rank, size, len(pieces))
+            return {index: piece for index in each if (piece := pieces[index]) is not None}
 
         def mine(size: int = 1) -> dict[int, dict[str, Tensor]]:
             return {i: added(piece, self.local.score(piece, want)) for i, piece in own(0, size).items()}
@@ -156,9 +157,9 @@ class FleetLearner(RankedLearner):
 
     def _shared(self, cut: GradientShards) -> dict[int, Accumulated]:
         """Return loss and statistics of all shards; their gradient is in `.grad`. Raises LostRankError."""
-        size = self._world.size
+        size, count = self._world.size, len(cut.pieces)
         calls = self._call_all(
-            "accumulate", lambda rank: ({i: cut.pieces[i] for i in shards_of(rank, size, self._count)}, self._count)
+            "accumulate", lambda rank: ({i: cut.pieces[i] for i in shards_of(rank, size, count)}, count)
         )
         found = cut.summed(self._world)
         for member, call in calls:

@@ -13,6 +13,24 @@ from oncurve.metrics import Metrics
 from oncurve.parallel import ALONE, World
 from oncurve.types import TrainBatch
 
+PASS_TOKENS = 32
+"""What a shard costs in addition to its tokens, in tokens: a gradient written and added, and operations of any size."""
+
+
+def few_shards(batch: TrainBatch, most: int) -> list[TrainBatch | None]:
+    """Return the rows in `most` shards, or in a half, a quarter, ... of so many: all take at most twice as long as one.
+
+    A shard computes the prompts of its rows by itself. This is a function of the batch alone.
+    """
+    pieces, whole = shards(batch, most), _cost(batch)
+    while len(pieces) > 1 and sum(map(_cost, pieces)) > 2 * whole:
+        pieces = shards(batch, len(pieces) // 2)
+    return pieces
+
+
+def _cost(rows: TrainBatch | None) -> int:
+    return 0 if rows is None else PASS_TOKENS + sum(map(len, rows.prompts)) + int(rows.lengths.sum())
+
 
 class GradientShards:
     """The rows with a gradient in shards; a piece is None for one without rows, and may be for another rank's."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from oncurve.base.errors import ConfigError, UserError
 from oncurve.base.output import urgent
+from oncurve.cluster.facts import groups_together
 from oncurve.cluster.workers.queue import Busy, Call, Rollout
 from oncurve.cluster.workers.weights import Snapshot
 from oncurve.machine.threads import computing_threads
@@ -40,7 +41,7 @@ class FleetEngine(EngineBase):
     local         the driver's engine: it decodes what workers cannot, and all shards where `make_fleet` is None
     sampling      the settings of a training rollout
     make_fleet    a fleet whose objects are `oncurve.cluster.workers.worker.Worker`s over a copy of the model
-    shard_groups  groups that are decoded together; part of the result
+    shard_groups  groups that are decoded together, `groups_together`; part of the result
     threads       of each process while it decodes; part of the result
     wait_seconds  the longest time that a worker has for a shard
     workers       how many workers the fleet has when none is lost
@@ -129,10 +130,11 @@ class FleetEngine(EngineBase):
 
         Raises what the driver's engine raises, and ConfigError: the workers cannot start.
         """
-        sampling, groups = sampling or self.sampling, self._shard_groups
+        sampling = sampling or self.sampling
+        groups = groups_together(self._shard_groups, sampling.group_size)
         if self._served:
             full = sampling.rows_at_once("cuda") // sampling.group_size
-            groups = max(groups, min(full, -(-len(prompts) // self._workers)))
+            groups = max(self._shard_groups, min(full, -(-len(prompts) // self._workers)))
         rollout = Rollout(prompts, draw, sampling, groups, on_group, first_samples)
         try:
             fleet = self._ready()

@@ -125,7 +125,7 @@ NOTES: Conditions = {
         bool(c.eval.every) and bool(c.rewards) and verifier_of(c.rewards, c.eval.verifier) is None
     ),
     "policy_never_trained": lambda c, f: _policy_updates(c) <= 0,
-    "idle_workers": lambda c, f: c.cluster.facts.idle_workers(c.data.prompts_per_step) > 0,
+    "idle_workers": lambda c, f: c.cluster.facts.idle_workers(c.data.prompts_per_step, c.rollout.group_size) > 0,
 }
 """All notes, in the order of the plan: where each holds."""
 
@@ -136,7 +136,7 @@ WORDS: Words = {
     "updates": lambda c, f: c.run.steps * c.updates_per_step,
     "policy_updates": lambda c, f: _policy_updates(c),
     "critic_warmup": lambda c, f: warmup_of(c.critic),
-    "idle_workers": lambda c, f: c.cluster.facts.idle_workers(c.data.prompts_per_step),
+    "idle_workers": lambda c, f: c.cluster.facts.idle_workers(c.data.prompts_per_step, c.rollout.group_size),
     "no_verifier": lambda c, f: NO_VERIFIER,
 }
 """What stands in the braces of the notes, next to `c` and `f`."""
