@@ -1,6 +1,6 @@
 """Start processes, and tie their end to the end of this one.
 
-    child = start_python("oncurve.processes.fleets.nursery:main", str(descriptor), pass_fds=(descriptor,))
+    child = start_python("oncurve.processes.spawn:begin_nursery", str(descriptor), pass_fds=(descriptor,))
     end_with(parent)                        in the child: the kernel ends it when its parent ends, however that ends
 
 This module imports the standard library only, so that what it starts begins quickly and stays small.
@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +28,9 @@ FOR_THE_RUN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 END = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGTERM
 """The signal at which a supervisor ends its child, all that this has started, and itself; no other code uses it."""
+
+LONGEST_MESSAGE = 1 << 12
+"""Bytes of a message between a fleet and its nursery."""
 
 WATCHED: set[int] = {signal.SIGCHLD, END}
 """The signals that a supervisor blocks before it starts its child, and waits for."""
@@ -108,6 +113,27 @@ def end_with(parent: int, number: int = signal.SIGKILL) -> None:
     _ask_kernel(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os._exit(0)
+
+
+def begin_nursery(descriptor: str) -> NoReturn:
+    """Begin a nursery's life, over the control socket with this descriptor, which tells it the fleet's process and a
+    folder. If that process is killed, even while the rest is imported, it removes the folder and ends.
+    """
+    control = socket.socket(fileno=int(descriptor))
+    control.set_inheritable(False)
+    fleet, _, folder = control.recv(LONGEST_MESSAGE).decode().partition("\0")
+
+    def leave(*ignored: object) -> NoReturn:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)  # the kernel ends its processes with it
+
+    signal.signal(END, leave)
+    _ask_kernel(_PR_SET_PDEATHSIG, END)
+    if os.getppid() != int(fleet or 0):
+        leave()
+    from oncurve.processes.fleets.nursery import live
+
+    live(control, leave)
 
 
 def adopt_orphans() -> None:

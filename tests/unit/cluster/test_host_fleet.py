@@ -160,10 +160,16 @@ with HostFleet(LoadsForEver, 1) as fleet:
 """
 
 
-def test_a_nursery_that_loads_ends_with_a_killed_run_and_its_private_folder_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loads", [True, False])
+def test_a_nursery_ends_with_a_killed_run_while_it_imports_or_loads_and_its_private_folder_too(
+    loads: bool, tmp_path: Path
+) -> None:
     code = LOADS_FOR_EVER.format(tests=str(Path(__file__).parents[2]))
     run = psutil.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=tmp_path)
-    until(lambda: (tmp_path / "loads").exists())
+    if loads:
+        until(lambda: (tmp_path / "loads").exists())
+    else:
+        until(lambda: any("nursery" in word for child in run.children() for word in child.cmdline()))
     (nursery,) = run.children()
     (folder,) = tmp_path.glob("oncurve-ranks-*")
     assert folder.stat().st_mode & 0o777 == 0o700

@@ -21,12 +21,11 @@ import contextlib
 import gc
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -36,9 +35,8 @@ from oncurve.processes.causes import how_it_ended, last_words
 from oncurve.processes.fleets.devices import VISIBLE
 from oncurve.processes.fleets.recipe import made_here
 from oncurve.processes.fleets.serving import BEAT_SECONDS, SEND_SECONDS, explained, serve
-from oncurve.processes.spawn import END, FOR_THE_RUN, end_with, start_python, unblock
+from oncurve.processes.spawn import FOR_THE_RUN, LONGEST_MESSAGE, end_with, start_python, unblock
 
-_LONGEST_MESSAGE = 1 << 12
 _MOMENT_SECONDS, _END_SECONDS = 0.5, 5.0
 _NO_GPUS = {VISIBLE: "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
@@ -56,7 +54,7 @@ class HostNursery:
         self.control.settimeout(0.0)  # the nursery may wait until it is read from, and its reader is this process
         with theirs:
             self._process = start_python(
-                "oncurve.processes.fleets.nursery:main",
+                "oncurve.processes.spawn:begin_nursery",
                 str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
                 stdin=recipe,
@@ -112,23 +110,10 @@ class HostNursery:
             self.control.shutdown(socket.SHUT_RDWR)
 
 
-def main(descriptor: str) -> NoReturn:
-    """Return the nursery's life, over the control socket with this descriptor. The object's recipe comes on standard
-    input. When the other end is closed, because its process was killed or has no more use for it, it removes the
-    folder that it was told. While it makes the object the kernel tells it when that process is killed.
+def live(end: socket.socket, leave: Callable[[], NoReturn]) -> NoReturn:
+    """Be the nursery, over its control socket, after `begin_nursery`. The object's recipe comes on standard input. When
+    the other end is closed, because its process was killed or has no more use for it, it calls `leave`.
     """
-    end = socket.socket(fileno=int(descriptor))
-    end.set_inheritable(False)
-    fleet, _, folder = end.recv(_LONGEST_MESSAGE).decode().partition("\0")
-
-    def leave(*ignored: object) -> NoReturn:
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(0)  # the kernel ends its processes with it
-
-    signal.signal(END, leave)
-    if os.getppid() != int(fleet or 0):  # killed while this process imported its modules
-        leave()
-    end_with(int(fleet), END)
     end.settimeout(SEND_SECONDS)
     for number in FOR_THE_RUN:
         signal.signal(number, lambda *ignored: None)  # not SIG_IGN, which programs that are started here would inherit
@@ -139,7 +124,7 @@ def main(descriptor: str) -> NoReturn:
         _tell(end, "failed", explained(error))
         os._exit(1)
     gc.collect()
-    end_with(int(fleet), 0)  # from here on the socket says so, whatever thread has started this process
+    end_with(os.getppid(), 0)  # from here on the socket says so, whatever thread has started this process
     gc.freeze()  # a fork that collects garbage would write to all objects, and have a copy of their pages
     _tell(end, "ready")
     watched = selectors.PollSelector()
@@ -154,7 +139,7 @@ def main(descriptor: str) -> NoReturn:
                 _, status = os.waitpid(child, os.WNOHANG)
                 _tell(end, "ended", process, how_it_ended(os.waitstatus_to_exitcode(status)))
                 continue
-            message, descriptors, _, _ = socket.recv_fds(end, _LONGEST_MESSAGE, 1)
+            message, descriptors, _, _ = socket.recv_fds(end, LONGEST_MESSAGE, 1)
             if not message:
                 leave()
             process, _, gpus = message.decode().partition(" ")
@@ -165,7 +150,7 @@ def main(descriptor: str) -> NoReturn:
 
 def _tell(end: socket.socket, *words: str) -> None:
     with contextlib.suppress(OSError):  # the fleet has ended: the next message from it says so
-        end.send("\0".join(words).encode()[-_LONGEST_MESSAGE:])
+        end.send("\0".join(words).encode()[-LONGEST_MESSAGE:])
 
 
 def _fork(made: Any, descriptor: int, control: socket.socket, gpus: str) -> int:
