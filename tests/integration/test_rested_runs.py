@@ -17,9 +17,7 @@ def of_clusters() -> list[psutil.Process]:
     """The nurseries that this process has, and what they have forked."""
     found = psutil.Process().children(recursive=True)
     return [
-        each
-        for each in found
-        if each.status() != psutil.STATUS_ZOMBIE and "processes.fleets" in " ".join(each.cmdline())
+        each for each in found if each.status() != psutil.STATUS_ZOMBIE and "begin_nursery" in " ".join(each.cmdline())
     ]
 
 

@@ -37,7 +37,8 @@ class ClusterFacts:
 
     def idle_workers(self, groups: int, group_size: int) -> int:
         """Return how many workers have nothing to do in a rollout of so many groups."""
-        return max(0, self.workers - -(-groups // groups_together(self.shard_groups, group_size)))
+        together = self.shard_groups if self.served else groups_together(self.shard_groups, group_size)
+        return max(0, self.workers - -(-groups // together))
 
 
 def groups_together(shard_groups: int, group_size: int) -> int:

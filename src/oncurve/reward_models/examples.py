@@ -82,7 +82,7 @@ class RewardExamples(Component):
     def read(self, base: Path | None = None, key: str = "data.path") -> tuple[list[Example], list[Example]]:
         """Return examples to train on and held-out ones. Raises DataError, with the row and what is wrong with it."""
         if not self.path:
-            raise DataError(f"{key}: missing; name a JSONL file")
+            raise DataError(f"{key}: missing; name a file of rows")
         examples = self._file(key, self.path, base)[: self.limit]
         if self.eval_path is not None:
             return examples, self._file("data.eval_path", self.eval_path, base)

@@ -69,7 +69,7 @@ class Library:
         self._known: dict[Path, tuple[str, dict[str, Any], RunRecord]] = {}
         self._indexes: dict[Path, RolloutIndex] = {}
         self._doctored: dict[Path, tuple[str, Any]] = {}
-        self._changed: dict[tuple[RolloutIndex, int], tuple[Mapping[str, Any] | None, list[dict[str, Any]] | None]] = {}
+        self._changed: dict[tuple[str, int], tuple[str, list[dict[str, Any]] | None]] = {}
         self._one_doctor, self._one_search = threading.Lock(), threading.Lock()
         self._searches: dict[tuple[RolloutIndex, int, str], Search] = {}
 
@@ -203,12 +203,12 @@ class Library:
 
     def changed(self, run: str, step: int) -> list[dict[str, Any]] | None:
         """Return the tokens that a step changed most; None where it was not measured."""
-        index = self._index(self._path(run))
-        of, found = self._changed.get((index, step), (None, None))
-        if found is None or of is not index.columns(step):  # to look at each token takes seconds of large steps
+        index = self._index(path := self._path(run))
+        key, stamp = (run, step), self._stamp(path)
+        of, found = self._changed.get(key, ("", None))
+        if of != stamp:  # to look at each token takes seconds of large steps
             found = most_changed(index, run, step)
-            kept = (index, step), (index.columns(step), found)
-            self._changed = dict([*self._changed.items(), kept][-MOST_CHANGED:])
+            self._changed = dict([*self._changed.items(), (key, (stamp, found))][-MOST_CHANGED:])
         return found
 
     def prompt(self, run: str, prompt: int) -> list[dict[str, Any]]:
