@@ -1,6 +1,6 @@
 """Start processes, and tie their end to the end of this one.
 
-    child = start_python("oncurve.processes.spawn:begin_nursery", str(descriptor), pass_fds=(descriptor,))
+    child = start_python("oncurve.processes.minder:mind", str(folder))
     end_with(parent)                        in the child: the kernel ends it when its parent ends, however that ends
 
 This module imports the standard library only, so that what it starts begins quickly and stays small.
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +36,7 @@ LONGEST_MESSAGE = 1 << 12
 WATCHED: set[int] = {signal.SIGCHLD, END}
 """The signals that a supervisor blocks before it starts its child, and waits for."""
 
+_TOLD_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _BOOT = (
@@ -115,12 +117,13 @@ def end_with(parent: int, number: int = signal.SIGKILL) -> None:
         os._exit(0)
 
 
-def begin_nursery(descriptor: str) -> NoReturn:
+def begin_nursery(descriptor: str, target: str) -> NoReturn:
     """Begin a nursery's life, over the control socket with this descriptor, which tells it the fleet's process and a
-    folder. If that process is killed, even while the rest is imported, it removes the folder and ends.
+    folder. If that process is killed, even while `target` is imported, it removes the folder and ends.
     """
     control = socket.socket(fileno=int(descriptor))
     control.set_inheritable(False)
+    control.settimeout(_TOLD_SECONDS)
     fleet, _, folder = control.recv(LONGEST_MESSAGE).decode().partition("\0")
 
     def leave(*ignored: object) -> NoReturn:
@@ -131,9 +134,9 @@ def begin_nursery(descriptor: str) -> NoReturn:
     _ask_kernel(_PR_SET_PDEATHSIG, END)
     if os.getppid() != int(fleet or 0):
         leave()
-    from oncurve.processes.fleets.nursery import live
-
-    live(control, leave)
+    module, _, name = target.partition(":")
+    getattr(import_module(module), name)(control, leave)
+    leave()
 
 
 def adopt_orphans() -> None:

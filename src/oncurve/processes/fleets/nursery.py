@@ -56,6 +56,7 @@ class HostNursery:
             self._process = start_python(
                 "oncurve.processes.spawn:begin_nursery",
                 str(theirs.fileno()),
+                "oncurve.processes.fleets.nursery:live",
                 pass_fds=(theirs.fileno(),),
                 stdin=recipe,
                 stderr=worker_stderr(),
