@@ -275,11 +275,17 @@ def test_shards_are_runs_of_rows_of_about_the_same_cost(count: int) -> None:
         begin += rows
 
 
+def in_shards(learner: LocalLearner, batch: TrainBatch, count: int) -> GradientShards:
+    rows = learner.rows_of(batch)
+    assert rows is not None
+    return GradientShards(learner, shards(rows, count))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", [2, 8, 32])  # of 20 rows: the last has shards without rows
 def test_the_gradient_has_the_bits_of_the_plain_tree(count: int, dtype: torch.dtype) -> None:
     learner = learner_of(dtype, tokens_per_micro_batch=12)
-    cut = GradientShards.of(learner, batch_of(learner), count)
+    cut = in_shards(learner, batch_of(learner), count)
     right = gradient_in_shards(learner, cut.pieces)
     cut.summed()
     for name, part in learner.optimizer.gradients().items():
@@ -291,7 +297,7 @@ def test_loss_and_statistics_are_those_of_the_whole_batch() -> None:
     groups = random_groups(count=3, size=4, rewards=[[1.0, 0.0, 1.0, 0.0], [1.0] * 4, [0.0, 1.0, 1.0, 1.0]])
     batch = finished(learner, groups)  # the second group has no gradient
     whole = learner.accumulate(batch)
-    cut = GradientShards.of(learner, batch, 4)
+    cut = in_shards(learner, batch, 4)
     shared = cut.joined(batch, cut.summed())
     assert float(shared.loss) == pytest.approx(float(whole.loss), rel=1e-12)
     right = whole.metrics.result()

@@ -38,12 +38,6 @@ class GradientShards:
     def __init__(self, learner: LocalLearner, pieces: Sequence[TrainBatch | None]) -> None:
         self._learner, self.pieces = learner, pieces
 
-    @classmethod
-    def of(cls, learner: LocalLearner, minibatch: TrainBatch, count: int) -> GradientShards:
-        """Cut the rows of a minibatch that have a gradient into `count` shards."""
-        rows = learner.rows_of(minibatch)
-        return cls(learner, [None] * count if rows is None else shards(rows, count))
-
     def summed(self, world: World = ALONE) -> dict[int, Accumulated]:
         """Compute this rank's shards, and add all ranks' gradients in the tree of `World.tree_sum`: rank 0 has the sum.
 

@@ -143,7 +143,8 @@ class ShardedLearner(RankedLearner):
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """Return one optimizer update of all ranks, which have the rows with a gradient in equal parts."""
-        cut = GradientShards.of(self.local, minibatch, self._ranks)
+        rows = self.local.rows_of(minibatch)
+        cut = GradientShards(self.local, [None] * self._ranks if rows is None else shards(rows, self._ranks))
         found = self._all("update_part", parts=self._parts(minibatch, cut.pieces))
         result: UpdateResult = found[0][0]
         if not result.skipped:
