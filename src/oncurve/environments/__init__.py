@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         Tools as Tools,
         environment_meant as environment_meant,
     )
-    from oncurve.environments.tools import Toolbox as Toolbox, ToolsEpisode as ToolsEpisode
+    from oncurve.environments.tools import ToolsEpisode as ToolsEpisode
     from oncurve.environments.trial import rehearsed as rehearsed
 
 __getattr__, _ = lazily(__name__)  # a worker imports its own side alone

@@ -56,7 +56,6 @@ class EpisodeEngine(Closing):
         self._rollout = rollout or Replies
         self.inner, self.settings, self.host, self.dialogue = inner, host.settings, host, dialogue
         self.sampling, self.seed, self.keep = sampling, seed, keep
-        self.rollouts = 0
         self.noted: defaultdict[str, float] = defaultdict(float)
         self.warned: set[str] = set()
 
@@ -108,7 +107,6 @@ class EpisodeEngine(Closing):
             self.noted = noted
         sampling = sampling or self.sampling
         firsts = count_samples(prompts, sampling.group_size) if first_samples is None else first_samples
-        self.rollouts += 1
         rollout = self._rollout(self, prompts, draw, sampling, firsts, on_group, noted)
         try:
             return rollout.run()
@@ -175,7 +173,7 @@ class Replies(Rollout):
         sample = row.sample if turn else 0  # all samples of a group begin alike
         seed = episode_seed(self._engine.seed, self._draw, row.prompt.id, sample, turn)
         key = f"{row.number}"
-        given = {**item, "key": key, "rollout": self._engine.rollouts, "seed": seed, "keep": self._engine.keep}
+        given = {**item, "key": key, "seed": seed, "keep": self._engine.keep}
         row.log.append((given, None))
         row.pending = self._engine.host.begin(row.number, given, self._heard)
 

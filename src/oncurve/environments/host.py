@@ -73,17 +73,17 @@ class Host(Closing):
         Raises ConfigError: its code cannot be loaded.
         """
         if not self._pools and self._here is None:
-            player = self.settings.here()
-            if player is None:
+            if not self.settings.in_this_process:
                 self._pools = [self.settings.workers(self._base) for _ in range(self.settings.processes)]
                 try:
                     self._about = self._pools[0].about
                 except ConfigError:
                     self.close()
-                    player = self.settings.here(copied=False)
-                    if player is None:
+                    if not self.settings.objects:
                         raise
-            if player is not None:
+            if not self._pools:  # its objects cannot be copied, or a worker cannot load the copy
+                player: Any = self.settings.player(self._base or Path.cwd())
+                player.here = True
                 self._here, self._about = InProcess(player, Accepts()), player.about
                 self._thread = ThreadPoolExecutor(1, "oncurve-environment")
         return self._about

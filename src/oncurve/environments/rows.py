@@ -99,7 +99,6 @@ class Episodes(Protocol):
     dialogue: Dialogue
     settings: EnvironmentSettings
     seed: int
-    rollouts: int
     keep: bool
     warned: set[str]
 

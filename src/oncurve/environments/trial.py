@@ -68,7 +68,7 @@ def _called(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, 
 
 
 def _asked(host: Host, item: dict[str, Any]) -> Mapping[str, Any]:
-    reply = host.begin(0, {**item, "key": "trial", "rollout": 0, "seed": 0, "keep": False}).replies()[0]
+    reply = host.begin(0, {**item, "key": "trial", "seed": 0, "keep": False}).replies()[0]
     if reply.fault is not None:
         does = {"start": "its start", "reply": "its reply", "end": "its reward"}[item["act"]]
         raise ConfigError(f"environment: {does} failed for the first row ({reply.fault}):\n{reply.message.strip()}")

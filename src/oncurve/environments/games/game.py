@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from oncurve.base.imports import locate
 from oncurve.environments.episode import Episode, Reply, ToolCall
-from oncurve.environments.play import Player
-from oncurve.environments.settings import EnvironmentSettings, Factory
+from oncurve.environments.settings import EnvironmentSettings
 
 
 class GameSettings(EnvironmentSettings):
@@ -24,24 +22,8 @@ class GameSettings(EnvironmentSettings):
     same game, and each step another.
     """
 
-    episode: ClassVar[str]
-    """The path of the `Episode` that a worker makes of the other settings."""
-    needs: ClassVar[tuple[str, str] | None] = None
-    """The module that it imports, and the extra that brings it."""
-
     settings: dict[str, JsonValue] = Field(default_factory=dict)
     """Keyword arguments with which the game is made."""
-
-    def missing(self) -> list[str]:
-        """Return a line that says how to install the game's package, where it lacks."""
-        if self.needs is None or find_spec(self.needs[0]) is not None:
-            return []
-        return [f"environment.kind: {self.needs[0]} is not installed: pip install 'oncurve[{self.needs[1]}]'"]
-
-    def factory(self, base: Path | None) -> Factory:
-        """Return the maker of players, with the settings that are not the workers'."""
-        own = {key: getattr(self, key) for key in type(self).model_fields.keys() - EnvironmentSettings.model_fields}
-        return f"{__name__}:served", {"episode": self.episode, "base": str(base or Path.cwd()), **own}
 
 
 class NamedGame(GameSettings):
@@ -77,15 +59,14 @@ class TextGameSettings(GameSettings):
 
 
 class TextGame(Episode):
-    """An episode of a game that shows text.
-
-    observation, action   paths of the functions that change what is shown and written; `base` is their folder
+    """An episode of a game that shows text. `base` is the folder of the functions that change what is shown, and what
+    is written.
     """
 
-    def __init__(self, base: str, observation: str | None, action: str | None) -> None:
-        folder = Path(base)
-        self._observation = str if observation is None else locate(observation, folder)
-        self._action = str if action is None else locate(action, folder)
+    def __init__(self, settings: TextGameSettings, base: Path) -> None:
+        self._observation, self._action = (
+            str if path is None else locate(path, base) for path in (settings.observation, settings.action)
+        )
 
     def begin(self, seed: int, row: Mapping[str, Any]) -> Any:
         """Begin a game, and return what it shows."""
@@ -111,9 +92,3 @@ class TextGame(Episode):
     def score(self) -> float | None:
         """Return 0: what the turns did not earn. So is the reward of a game that is left before its end."""
         return 0.0
-
-
-def served(episode: str, base: str, **settings: Any) -> Player:
-    """Return the callable of a worker."""
-    made = locate(episode)
-    return Player(lambda: made(base=base, **settings))
