@@ -72,7 +72,7 @@ class Dialogue:
 
         def put(texts: Sequence[str]) -> list[dict[str, Any]]:
             if added or not said:
-                return [*messages, *({**each, "content": text} for each, text in zip(added, texts, strict=True))]
+                return [*messages, *_filled(added, texts)]
             at = max((n for n, each in enumerate(messages) if each["role"] == "user"), default=None)
             if at is None:
                 return [*messages, {"role": "user", "content": texts[0]}]
@@ -87,11 +87,8 @@ class Dialogue:
         others = json.dumps([tools, *(each.get("tool_calls") for each in messages)])
         if any(self._tokenizer.convert_ids_to_tokens(token) in others for token in self._special):
             raise ModelError("a tool or a tool call holds the text of a special token")
-
-        def put(texts: Sequence[str]) -> list[dict[str, Any]]:
-            return [{**each, "content": text} for each, text in zip(messages, texts, strict=True)]
-
-        return self._safe(lambda texts: self._rendered(put(texts), tools), [each["content"] for each in messages])
+        contents = [each["content"] for each in messages]
+        return self._safe(lambda texts: self._rendered(_filled(messages, texts), tools), contents)
 
     def reply(
         self, history: Sequence[Message], written: Message, said: Sequence[Message], tools: Sequence[Any], ended: bool
@@ -107,16 +104,12 @@ class Dialogue:
         contents = [_text_of(each["content"]) for each in said]
         if not history:
             return self._plain("".join(contents))
-
-        def after(texts: Sequence[str]) -> list[dict[str, Any]]:
-            return [{**message, "content": text} for message, text in zip(said, texts, strict=True)]
-
         try:
-            before, turn = self._neutral(history, written, after(contents), tools)
-            prefix = self._prefix(before, turn, after(_marks(contents)), tools, ended)
+            before, turn = self._neutral(history, written, _filled(said, contents), tools)
+            prefix = self._prefix(before, turn, _filled(said, _marks(contents)), tools, ended)
 
             def tail(texts: Sequence[str]) -> str:
-                whole = self._rendered([*before, turn, *after(texts)], tools)
+                whole = self._rendered([*before, turn, *_filled(said, texts)], tools)
                 if not whole.startswith(prefix):
                     raise TemplateError("the chat template changes earlier messages by what follows them")
                 return whole[len(prefix) :]
@@ -171,11 +164,8 @@ class Dialogue:
     def check_tools(self) -> None:
         """Refuse a chat template that does not show tool calls and their results. Raises ModelError."""
         signs = ("oncurve0tool", "oncurve0key", "oncurve0value", "oncurve0result")
-        call = {
-            "type": "function",
-            "id": "call00000",
-            "function": {"name": signs[0], "arguments": {signs[1]: signs[2]}},
-        }
+        function = {"name": signs[0], "arguments": {signs[1]: signs[2]}}
+        call = {"type": "function", "id": "call00000", "function": function}
         chat: list[Message] = [
             {"role": "user", "content": "-"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -217,12 +207,10 @@ class Dialogue:
         marks = _marks(contents)
         text, found = render(marks), dict(zip(marks, contents, strict=True))
         pieces = re.split(f"({'|'.join(marks)})", text)
-        parts = [
-            self._plain(found[piece])
-            if piece in found
-            else tuple(encode(self._tokenizer, piece, add_special_tokens=False))
+        parts = (
+            self._plain(found[piece]) if piece in found else encode(self._tokenizer, piece, add_special_tokens=False)
             for piece in pieces
-        ]
+        )
         return tuple(token for part in parts for token in part)
 
     def parsed(
@@ -274,16 +262,19 @@ def _without_words(message: Message, most: int | None) -> dict[str, Any]:
     """Return a message of the chat; one of the policy's without its text and the arguments of its calls."""
     if message["role"] != "assistant":
         return dict(message)
-    calls = [
-        {"type": "function", "id": each.get("id", "call00000"), "function": {"name": _name(each), "arguments": {}}}
-        for each in (message.get("tool_calls") or ())[:most]
-    ]
+    calls = []
+    for each in (message.get("tool_calls") or ())[:most]:
+        function = {"name": _name(each.get("function", each).get("name")), "arguments": {}}
+        calls.append({"type": "function", "id": each.get("id", "call00000"), "function": function})
     return {"role": "assistant", **({"content": "", "tool_calls": calls} if calls else {"content": _MARK})}
 
 
-def _name(call: Message) -> str:
-    name = str(call.get("function", call).get("name"))
-    return name if _NAME.fullmatch(name) else "unknown"
+def _filled(messages: Sequence[Message], texts: Sequence[str]) -> list[dict[str, Any]]:
+    return [{**message, "content": text} for message, text in zip(messages, texts, strict=True)]
+
+
+def _name(name: object) -> str:
+    return str(name) if _NAME.fullmatch(str(name)) else "unknown"
 
 
 def kept(message: Message) -> dict[str, Any]:
@@ -293,9 +284,7 @@ def kept(message: Message) -> dict[str, Any]:
     """
     if not _NAME.fullmatch(str(message["role"])):
         raise ModelError(f"an environment's message has the role {message['role']!r:.60}")
-    named = (
-        {"name": message["name"] if _NAME.fullmatch(str(message["name"])) else "unknown"} if "name" in message else {}
-    )
+    named = {"name": _name(message["name"])} if "name" in message else {}
     content = json.dumps(message["content"], ensure_ascii=False).encode("utf-8", "replace")
     return {"role": message["role"], **named, "content": json.loads(content)}
 

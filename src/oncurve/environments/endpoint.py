@@ -26,6 +26,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import uvicorn
+from pydantic_core import from_json
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -61,13 +62,25 @@ class ChatCall:
     ignored: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Call:
-    """A call that waits: `settle(status, content)` answers it. `again`: the client repeats one that it has given up."""
+    """A call that was made.
+
+    waiting   answer the requests that wait for it, when they are called with a status and a content
+    again     the client repeats one that it has given up
+    row       whose next turn is its `answer`, once the call is taken in
+    """
 
     asked: ChatCall
-    settle: Callable[[int, Mapping[str, Any]], object]
+    waiting: list[Callable[[int, Mapping[str, Any]], object]]
     again: bool = False
+    row: Any = None
+    answer: Mapping[str, Any] | None = None
+
+    def settle(self, status: int, content: Mapping[str, Any]) -> None:
+        """Answer those that wait."""
+        while self.waiting:
+            self.waiting.pop()(status, content)
 
     def refuse(self, sentence: str, code: str = "invalid_request") -> None:
         """Answer with an error as OpenAI's clients read it."""
@@ -101,22 +114,16 @@ def read_call(body: Any) -> ChatCall:
             "n must be 1: make as many calls as you want answers": body.get("n") in (None, 1),
             "max_tokens must be a whole number of at least 1": most is None or (type(most) is int and most > 0),
             f"stop must be at most {_STOPS} texts": len(stop) <= _STOPS and all(type(e) is str and e for e in stop),
-            "it is nested too deeply": _flat((messages, body)),
             "each tool needs a function with a name": all(type(each["function"]["name"]) is str for each in tools),
         }
         if not all(rules.values()):
             raise ValueError(next(rule for rule, held in rules.items() if not held))
-    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as wrong:
+    except (TypeError, ValueError, KeyError, AttributeError) as wrong:
         raise RefusedError(f"the call cannot be read: {type(wrong).__name__}: {wrong}", "invalid_request") from wrong
     given = {name: body.get(name) for name in _SET_BY_THE_RUN}
     usual = dict.fromkeys(given, _USUAL) | {"temperature": (None,)}
     ignored = {name: value for name, value in given.items() if value not in usual[name]}
     return ChatCall(messages, tools, most, stop, ignored)
-
-
-def _flat(value: Any, levels: int = 99) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return levels > 0 and all(_flat(each, levels - 1) for each in inner)
 
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,7 +136,7 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"role": role, "content": "".join(texts)}
     found |= {name: str(given[name]) for name in ("name", "tool_call_id") if given.get(name)}
     if given.get("tool_calls"):
-        found["tool_calls"] = [_tool_call(each, json.loads) for each in given["tool_calls"]]
+        found["tool_calls"] = [_tool_call(each, from_json) for each in given["tool_calls"]]
     return found
 
 
@@ -183,15 +190,9 @@ class EndpointServer(Closing):
         ]
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        config = uvicorn.Config(
-            Starlette(routes=routes, exception_handlers={RefusedError: _refusal}),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",
-            timeout_graceful_shutdown=1,
-        )
-        self._server = uvicorn.Server(config)
+        app = Starlette(routes=routes, exception_handlers={RefusedError: _refusal})
+        quiet: Any = {"ws": "none", "lifespan": "off", "log_config": None, "log_level": "error"}
+        self._server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=1, **quiet))
         self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
         self._thread.start()
 
@@ -211,8 +212,6 @@ class EndpointServer(Closing):
 
     def close(self) -> None:
         """End the server. Twice is allowed."""
-        for line in list(self._lines.values()):
-            self.shut(line)
         self._server.should_exit = True
         self._thread.join(_END_SECONDS)
 
@@ -227,10 +226,8 @@ class EndpointServer(Closing):
                 data += part
                 if len(data) > _LARGEST_BODY:
                     raise ValueError(f"it has more than {_LARGEST_BODY} bytes")
-            found = json.loads(data)
-            json.dumps(found, ensure_ascii=False).encode()  # halves of characters cannot be tokenised
-            return line, found
-        except (ValueError, RecursionError, ClientDisconnect) as wrong:
+            return line, from_json(data)  # which refuses deep nesting, and halves of characters
+        except (ValueError, ClientDisconnect) as wrong:
             raise RefusedError(f"the body is not JSON: {wrong}", "invalid_request") from wrong
 
     async def _chat(self, request: Request) -> Response:
@@ -243,7 +240,7 @@ class EndpointServer(Closing):
                 answer.set_result(given)
 
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
-        line.events.put(Call(asked, partial(loop.call_soon_threadsafe, settle), again))
+        line.events.put(Call(asked, [partial(loop.call_soon_threadsafe, settle)], again))
         status, content = await answer
         if status != 200 or not body.get("stream"):
             return JSONResponse(content, status)

@@ -96,6 +96,7 @@ class Host(Closing):
 
     def ready(self) -> None:
         """Wait until all workers have loaded their code. Raises ConfigError: one cannot."""
+        self.about()
         for pool in self._pools:
             assert pool.about is not None
 

@@ -10,7 +10,7 @@ import torch
 import oncurve.models.tiny
 from fakes import agents
 from fakes.scripted import TableModel
-from oncurve.environments import Dialogue, Endpoint, EpisodeEngine, Host, Programs
+from oncurve.environments import Dialogue, Endpoint, Host, Programs
 from oncurve.models import LocalWeights
 from oncurve.models.loading import load_tokenizer
 from oncurve.rollout import EngineBase, InProcessEngine, Sampling, sample
@@ -65,7 +65,7 @@ def engine(name, inner=None, most=MOST, **settings):
         inner.follow(LocalWeights(TableModel(table(), longest_row=4000), 7))
     dialogue = Dialogue(TOKENIZER, [EOS], {})
     host = Host(environment, None)
-    return EpisodeEngine(inner, host, dialogue, sampling, SEED, rollout=Programs)
+    return Programs(inner, host, dialogue, sampling, SEED)
 
 
 def prompts(rows):
