@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 from collections.abc import Coroutine, Generator
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
 from types import coroutine
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
-    from concurrent.futures import Future
 
 _one_at_a_time = threading.Lock()
 _loops: list[AbstractEventLoop] = []

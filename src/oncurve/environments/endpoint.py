@@ -48,11 +48,14 @@ class RefusedError(Exception):
     """A call that cannot be answered: its arguments are a sentence, and OpenAI's code of such a mistake."""
 
 
-@dataclass(frozen=True)
-class ChatCall:
-    """A call as it was read: `messages` have plain texts, and arguments of tools as objects.
+@dataclass
+class Call:
+    """A call that was made: `messages` have plain texts, and arguments of tools as objects.
 
     ignored   arguments of the call that have no effect
+    waiting   answer the requests that wait for it, when they are called with a status and a content
+    again     the client repeats one that it has given up
+    row       whose next turn is its `answer`, once the call is taken in
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -60,22 +63,10 @@ class ChatCall:
     most: int | None = None
     stop: tuple[str, ...] = ()
     ignored: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Call:
-    """A call that was made.
-
-    waiting   answer the requests that wait for it, when they are called with a status and a content
-    again     the client repeats one that it has given up
-    row       whose next turn is its `answer`, once the call is taken in
-    """
-
-    asked: ChatCall
-    waiting: list[Callable[[int, Mapping[str, Any]], object]]
-    again: bool = False
-    row: Any = None
-    answer: Mapping[str, Any] | None = None
+    waiting: list[Callable[[int, Mapping[str, Any]], object]] = field(default_factory=list, compare=False, repr=False)
+    again: bool = field(default=False, compare=False, repr=False)
+    row: Any = field(default=None, compare=False, repr=False)
+    answer: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def settle(self, status: int, content: Mapping[str, Any]) -> None:
         """Answer those that wait."""
@@ -88,21 +79,31 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
-    """The side of the run of one episode: its `key`, and what happens to it in the order in which it happens.
+class Line(Closing):
+    """The side of the run of one episode: its `key` at a server, and what happens to it in the order in which it
+    happens.
 
     events   `BEGUN`, a `Call`, a reward that was posted; None: the program has ended
     """
 
+    server: EndpointServer
     key: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     events: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+
+    def close(self) -> None:
+        """Refuse the key from now on, and the calls that wait. Twice is allowed."""
+        self.server.lines.pop(self.key, None)
+        while not self.events.empty():
+            event = self.events.get()
+            if isinstance(event, Call):
+                event.refuse(OVER)
 
 
 def _error(sentence: str, code: str) -> dict[str, Any]:
     return {"error": {"message": sentence, "type": "invalid_request_error", "param": None, "code": code}}
 
 
-def read_call(body: Any) -> ChatCall:
+def read_call(body: Any) -> Call:
     """Return what a call asks. Raises RefusedError."""
     try:
         messages, tools = tuple(map(_message, body["messages"])), tuple(body.get("tools") or ())
@@ -123,7 +124,7 @@ def read_call(body: Any) -> ChatCall:
     given = {name: body.get(name) for name in _SET_BY_THE_RUN}
     usual = dict.fromkeys(given, _USUAL) | {"temperature": (None,)}
     ignored = {name: value for name, value in given.items() if value not in usual[name]}
-    return ChatCall(messages, tools, most, stop, ignored)
+    return Call(messages, tools, most, stop, ignored)
 
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,14 +154,9 @@ def answered(text: str, calls: Any, ended: str, prompt_tokens: int, tokens: int)
         message = {**message, "content": text or None, "tool_calls": [_tool_call(each, json.dumps) for each in calls]}
     reason = "tool_calls" if calls else "length" if ended == "length" else "stop"
     counts = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
-    return {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": MODEL,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}],
-        "usage": counts,
-    }
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+    head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion", "created": int(time.time())}
+    return {**head, "model": MODEL, "choices": [choice], "usage": counts}
 
 
 async def _streamed(content: Mapping[str, Any], usage: bool) -> AsyncIterator[str]:
@@ -182,15 +178,14 @@ class EndpointServer(Closing):
     """The server, in a thread of this process."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, Line] = {}
-        routes = [
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            Route("/v1/models", self._models),
-            *(Route(path, self._told, methods=["POST"]) for path in ("/reward", "/v1/reward", "/v1/begin")),
-        ]
+        self.lines: dict[str, Line] = {}
+        posts = {"/v1/chat/completions": self._chat, "/v1/reward": self._told, "/v1/begin": self._told}
+        routes = [Route(path, answer, methods=["POST"]) for path, answer in posts.items()]
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        app = Starlette(routes=routes, exception_handlers={RefusedError: _refusal})
+        app = Starlette(
+            routes=[*routes, Route("/v1/models", self._models)], exception_handlers={RefusedError: _refusal}
+        )
         quiet: Any = {"ws": "none", "lifespan": "off", "log_config": None, "log_level": "error"}
         self._server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=1, **quiet))
         self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
@@ -198,17 +193,9 @@ class EndpointServer(Closing):
 
     def open(self) -> Line:
         """Return a line with a new key."""
-        line = Line()
-        self._lines[line.key] = line
+        line = Line(self)
+        self.lines[line.key] = line
         return line
-
-    def shut(self, line: Line) -> None:
-        """Refuse the key from now on, and the calls that wait. Twice is allowed."""
-        self._lines.pop(line.key, None)
-        while not line.events.empty():
-            event = line.events.get()
-            if isinstance(event, Call):
-                event.refuse(OVER)
 
     def close(self) -> None:
         """End the server. Twice is allowed."""
@@ -217,7 +204,7 @@ class EndpointServer(Closing):
 
     async def _asked(self, request: Request) -> tuple[Line, Any]:
         """Return the line that a request's key names, and its JSON. Raises RefusedError."""
-        line = self._lines.get(request.headers.get("authorization", "").removeprefix("Bearer ").strip())
+        line = self.lines.get(request.headers.get("authorization", "").removeprefix("Bearer ").strip())
         if line is None:
             raise RefusedError("this key names no episode that is being played", "invalid_api_key")
         data = bytearray()
@@ -232,15 +219,16 @@ class EndpointServer(Closing):
 
     async def _chat(self, request: Request) -> Response:
         line, body = await self._asked(request)
-        asked, loop = read_call(body), asyncio.get_running_loop()
+        call, loop = read_call(body), asyncio.get_running_loop()
         answer: asyncio.Future[tuple[int, Mapping[str, Any]]] = loop.create_future()
 
         def settle(*given: Any) -> None:
             if not answer.done():
                 answer.set_result(given)
 
-        again = request.headers.get("x-stainless-retry-count", "0") != "0"
-        line.events.put(Call(asked, [partial(loop.call_soon_threadsafe, settle)], again))
+        call.waiting.append(partial(loop.call_soon_threadsafe, settle))
+        call.again = request.headers.get("x-stainless-retry-count", "0") != "0"
+        line.events.put(call)
         status, content = await answer
         if status != 200 or not body.get("stream"):
             return JSONResponse(content, status)

@@ -7,34 +7,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.environments.settings import EnvironmentSettings
 from oncurve.environments.tools import BY_COLUMN
-from oncurve.processes.pool import Reply, WorkerPool
+from oncurve.processes.pool import Job, Reply, WorkerPool
 from oncurve.rewards import Accepts, InProcess
-
-if TYPE_CHECKING:
-    from oncurve.environments.endpoint import EndpointServer, Line
-
-
-class Pending(Protocol):
-    """A reply that is being made: a pool's job of one item, or such in this process."""
-
-    @property
-    def ready(self) -> bool:
-        """Return whether it is there."""
-
-    def replies(self) -> list[Reply]:
-        """Wait for it."""
-
-    def close(self) -> object:
-        """Give it up."""
 
 
 class _Here:
+    """A job of one item in this process."""
+
     def __init__(self, future: Future[list[Reply]], done: SimpleQueue[Any] | None) -> None:
         self.ready, self.replies, self.close = False, future.result, future.cancel
         future.add_done_callback(partial(self._told, done))
@@ -43,6 +28,10 @@ class _Here:
         self.ready = True
         if done is not None:
             done.put(None)
+
+
+Pending = Job | _Here
+"""A reply that is being made."""
 
 
 class Host(Closing):
@@ -57,15 +46,6 @@ class Host(Closing):
         self._here: InProcess | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._about: Mapping[str, Any] = {}
-        self._endpoint: EndpointServer | None = None
-
-    @property
-    def endpoint(self) -> EndpointServer:
-        """The address that programs call, from its first use on."""
-        from oncurve.environments.endpoint import EndpointServer  # here: its packages are an extra
-
-        self._endpoint = self._endpoint or EndpointServer()
-        return self._endpoint
 
     def about(self) -> Mapping[str, Any]:
         """Return the `tools` of the environment, and whether a turn without a call `answers`.
@@ -121,17 +101,10 @@ class Host(Closing):
             job.expect()
         return job
 
-    def run(self, slot: int, line: Line, row: Mapping[str, Any], prompt: Any, seed: int) -> Pending:
-        """Begin to run a program for a row in the worker number `slot`. Raises DataError: a column is not JSON."""
-        address = {"address": self.endpoint.address, "key": line.key}
-        return self.begin(slot, {**address, "row": dict(row), "prompt": prompt, "seed": seed}, line.events)
-
     def close(self) -> None:
         """End the workers. Twice is allowed; `about` starts others."""
         for pool in self._pools:
             pool.close()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._endpoint is not None:
-            self._endpoint.close()
-        self._pools, self._here, self._thread, self._endpoint = [], None, None, None
+        self._pools, self._here, self._thread = [], None, None

@@ -64,8 +64,7 @@ class Player:
             calls = [ToolCall(each["name"], each["arguments"]) for each in item["calls"]]
             reply = yield episode.reply(item["text"], calls)
             messages = [{**each, "role": str(each["role"]), "content": each["content"]} for each in reply.messages]
-            found = {"messages": messages, "reward": _number(reply.reward), "done": bool(reply.done)}
-            found["errors"] = int(reply.errors)
+            found = {**vars(reply), "messages": messages, "reward": _number(reply.reward)}
         if act == "start" or not found.get("done", True):
             self._live[key] = episode
             return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import inspect
 import json
 import os
 import subprocess
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 
 from oncurve.environments.draws import seed_all
 from oncurve.environments.play import taken
+from oncurve.rewards import awaited
 
 MODEL = "policy"
 _LONGEST_LINE = 1 << 16
@@ -43,11 +43,7 @@ class ProgramPlayer:
         seed_all(item["seed"])
         _say_begun(item["address"], item["key"])
         given = {**row, "row": row, "base_url": item["address"], "api_key": item["key"], "model": MODEL}
-        value = self._run(**taken(self._run, given))
-        if inspect.iscoroutine(value):
-            import asyncio  # here: it takes long to import, and few programs need it
-
-            value = asyncio.run(value)
+        value = awaited(self._run(**taken(self._run, given)))
         return {"outcome": None if value is None else float(value)}
 
 

@@ -15,6 +15,7 @@ program whose worker was killed runs again, and its calls get the answers that t
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from queue import Empty
 from typing import Any
 
 from oncurve.base.errors import ModelError
-from oncurve.environments.endpoint import BEGUN, OVER, Call, ChatCall, Line, answered
+from oncurve.environments.endpoint import BEGUN, OVER, Call, EndpointServer, Line, RefusedError, answered
 from oncurve.environments.host import Pending
 from oncurve.environments.settings import Endpoint
 from oncurve.environments.turns import LONGEST_TOKEN, Row, TurnsEngine
@@ -32,7 +33,7 @@ from oncurve.types import Completion, Ending, Prompt
 log = logging.getLogger("oncurve.environments")
 
 _PATIENCE_SECONDS = 10.0  # for a worker that starts
-_CODES = {"budget": "context_length_exceeded", "turns": "max_turns"}
+_ENDINGS: Mapping[str, Ending] = {"context_length_exceeded": "budget", "max_turns": "turns"}
 
 
 @dataclass(eq=False)
@@ -75,14 +76,22 @@ class Programs(TurnsEngine):
     def __init__(self, *given: Any, longest: int | None = None) -> None:
         super().__init__(*given)
         assert isinstance(self.settings, Endpoint)
-        self._endpoint, self._longest, self._warned = self.settings, longest, set[str]()
+        self._endpoint, self._longest, self._warned = self.settings, longest or sys.maxsize, set[str]()
         self._most_waves = min(self.settings.waves, self.settings.processes)
+        self._server: EndpointServer | None = None
+
+    def close(self) -> None:
+        """End the server, the programs and `inner`."""
+        super().close()
+        if self._server is not None:
+            self._server.close()
+        self._server = None
 
     def _begin(self) -> None:
         """Wait for the workers; the programs begin where one is free."""
-        size = self._sampling.group_size
+        size, self._server = self._sampling.group_size, self._server or EndpointServer()
         self._programs = [
-            _Program(index * size + number, index, prompt, self._firsts[index] + number, self.host.endpoint.open())
+            _Program(index * size + number, index, prompt, self._firsts[index] + number, self._server.open())
             for index, prompt in enumerate(self._prompts)
             for number in range(size)
         ]
@@ -121,7 +130,9 @@ class Programs(TurnsEngine):
             program.slot, prompt = slot, program.prompt
             seed = episode_seed(self.seed, self._draw, prompt.id, 0, 0)  # all samples of a group begin alike
             asked = [dict(each) for each in prompt.messages] if prompt.messages else prompt.text
-            program.pending = self.host.run(slot, program.line, prompt.columns, asked, seed)
+            line = {"address": program.line.server.address, "key": program.line.key}
+            item = {**line, "row": dict(prompt.columns), "prompt": asked, "seed": seed}
+            program.pending = self.host.begin(slot, item, program.line.events)
         return [program for program in programs if program.pending is not None and not program.waits]
 
     def _listen(self, program: _Program) -> None:
@@ -153,31 +164,38 @@ class Programs(TurnsEngine):
         """Take in the calls of a program that have come, in an order that depends on what they say."""
         while program.pending is not None and not program.line.events.empty():
             self._happened(program, program.line.events.get())
-        calls, program.calls = sorted(program.calls, key=lambda call: repr(call.asked)), []
+        calls, program.calls = sorted(program.calls, key=lambda call: repr(call)), []
         for call in calls:
-            known = next((made for made in program.unclaimed if made.asked == call.asked), None)
-            if call.again and known is None:  # a client repeats a call that it has given up
-                known = next((made for made in reversed(program.made) if made.asked == call.asked), None)
-            if program.pending is None:
-                call.refuse(OVER)
-            elif known is not None:
-                program.unclaimed = [made for made in program.unclaimed if made is not known]
-                known.waiting += call.waiting
-                self._send(program, known)
-            elif program.unclaimed:
-                self._fail(program, "died: its worker has ended, and the program does not go the same way again")
-            elif len(program.made) >= self._endpoint.max_turns:
-                most = f"an episode has at most {self._endpoint.max_turns} calls (environment.max_turns)"
-                self._refuse(program, call, most, "turns")
-            elif row := self._continued(program, call.asked) or self._new(program, call):
-                self._warn(call.asked)
-                row.ended, row.stop, row.place = None, call.asked.stop, len(program.made)
-                row.most = min(call.asked.most or row.room, row.room)
-                call.row = program.last = row
-                program.made.append(call)
-                program.refused = None
+            try:
+                self._take_call(program, call)
+            except (ModelError, RefusedError) as why:
+                self._refuse(program, call, *why.args)
 
-    def _continued(self, program: _Program, asked: ChatCall) -> Row | None:
+    def _take_call(self, program: _Program, call: Call) -> None:
+        """Find the row that a call goes on with, or the answer that it got. Raises RefusedError, ModelError."""
+        known = next((made for made in program.unclaimed if made == call), None)
+        if call.again and known is None:  # a client repeats a call that it has given up
+            known = next((made for made in reversed(program.made) if made == call), None)
+        if program.pending is None:
+            call.refuse(OVER)
+        elif known is not None:
+            program.unclaimed = [made for made in program.unclaimed if made is not known]
+            known.waiting += call.waiting
+            self._send(program, known)
+        elif program.unclaimed:
+            self._fail(program, "died: its worker has ended, and the program does not go the same way again")
+        elif len(program.made) >= self._endpoint.max_turns:
+            most = f"an episode has at most {self._endpoint.max_turns} calls (environment.max_turns)"
+            raise RefusedError(most, "max_turns")
+        else:
+            call.row = program.last = row = self._continued(program, call) or self._new(program, call)
+            row.ended, row.stop, row.place = None, call.stop, len(program.made)
+            row.most = min(call.most or row.room, row.room)
+            program.made.append(call)
+            program.refused = None
+            self._warn(call)
+
+    def _continued(self, program: _Program, asked: Call) -> Row | None:
         """Return the longest row that a call goes on with, after what it adds."""
         found, before = None, 0
         for row in self._rows_of(program):
@@ -190,37 +208,29 @@ class Programs(TurnsEngine):
         ending = self._context(found, [dict(each) for each in asked.messages[before:]], found.ended)
         return found if ending is None else None  # it has no room, or the template does not go on
 
-    def _new(self, program: _Program, call: Call) -> Row | None:
-        """Begin a row with the messages of a call; None: it is refused."""
-        asked, prompt, room = call.asked, program.prompt, self._sampling.max_new_tokens
-        most, ids = self._endpoint.max_prompt_tokens, tuple[int, ...]()
-        try:
-            if sum(len(message["content"]) for message in asked.messages) <= most * LONGEST_TOKEN:
-                ids = self.dialogue.asked(asked.messages, asked.tools)
-        except ModelError as wrong:
-            self._refuse(program, call, str(wrong))
-            return None
-        room = room if self._longest is None else min(room, self._longest - len(ids))
+    def _new(self, program: _Program, call: Call) -> Row:
+        """Begin a row with the messages of a call. Raises RefusedError, ModelError."""
+        prompt, most, ids = program.prompt, self._endpoint.max_prompt_tokens, tuple[int, ...]()
+        if sum(len(message["content"]) for message in call.messages) <= most * LONGEST_TOKEN:
+            ids = self.dialogue.asked(call.messages, call.tools)
+        room = min(self._sampling.max_new_tokens, self._longest - len(ids))
         if not ids or len(ids) > most or room < 1:
-            self._refuse(program, call, f"at most {min(most, self._longest or most)} tokens fit", "budget")
-            return None
+            raise RefusedError(f"at most {min(most, self._longest)} tokens fit", "context_length_exceeded")
         if any(row.start.ids[0] != ids[0] for row in self._rows[program.index] if row.start is not row.prompt):
-            self._refuse(program, call, "the chats of a group must begin with the same token")
-            return None
-        limit = min(asked.most or room, room)
-        start = replace(prompt, ids=ids, messages=asked.messages, row_ids=prompt.ids, limit=limit)
-        row = Row(program.number, prompt, start, program.sample, asked.tools, room, limit)
+            raise RefusedError("the chats of a group must begin with the same token")
+        start = replace(prompt, ids=ids, messages=call.messages, row_ids=prompt.ids)
+        row = Row(program.number, prompt, start, program.sample, call.tools, room, room)
         self._rows[program.index].append(row)
         return row
 
-    def _refuse(self, program: _Program, call: Call, sentence: str, ending: Ending | None = None) -> None:
-        call.refuse(f"the call is refused: {sentence}", _CODES.get(str(ending), "invalid_request"))
-        program.refused, program.since = ending or program.refused, time.monotonic()
+    def _refuse(self, program: _Program, call: Call, sentence: str, code: str = "invalid_request") -> None:
+        call.refuse(f"the call is refused: {sentence}", code)
+        program.refused, program.since = _ENDINGS.get(code) or program.refused, time.monotonic()
         program.refusals += 1
         if program.refusals > self._endpoint.max_turns:
             self._fail(program, f"calls: it goes on to call after {program.refusals} refusals")
 
-    def _warn(self, asked: ChatCall) -> None:
+    def _warn(self, asked: Call) -> None:
         """Say once per argument that the run's own value is used."""
         for name, value in asked.ignored.items():
             if name not in self._warned and (name, value) != ("temperature", self._sampling.temperature):
@@ -274,7 +284,7 @@ class Programs(TurnsEngine):
         program.pending = None
         for call in [*program.waits, *program.calls]:
             call.refuse(OVER)
-        self.host.endpoint.shut(program.line)
+        program.line.close()
         rows = self._rows[program.index]
         rows[:] = [row for row in rows if row.turn or row.number != program.number]
 

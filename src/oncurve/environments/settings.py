@@ -81,8 +81,8 @@ class EnvironmentSettings(WorkerLimits):
 
     @property
     def in_this_process(self) -> bool:
-        """Return whether its objects cannot be copied to workers."""
-        return False
+        """Return whether its objects cannot be copied to workers: here they can be neither limited nor killed."""
+        return self.objects and pickled(self) is None
 
     @property
     def call_forms(self) -> Mapping[str, str]:
@@ -165,11 +165,7 @@ class Tools(EnvironmentSettings):
     @property
     def _scoring(self) -> list[Any]:
         """The classes that may give a reward; what paths and other factories make is not known."""
-        return [
-            each
-            for each in self._classes.values()
-            if not isinstance(each, type) or issubclass(each, Episode) or hasattr(each, "get_reward")
-        ]
+        return list(filter(_may_score, self._classes.values()))
 
     @property
     def title(self) -> str:
@@ -192,11 +188,6 @@ class Tools(EnvironmentSettings):
     def objects(self) -> bool:
         """Return whether there are objects in place of paths."""
         return self.classes is not None or bool(self.functions)
-
-    @property
-    def in_this_process(self) -> bool:
-        """Return whether its objects cannot be copied to workers: here they can be neither limited nor killed."""
-        return self.objects and pickled(self) is None
 
     def episode(self, base: Path) -> Episode:
         """Return an `Episode` of the user's, or one of the tools."""
@@ -272,6 +263,10 @@ def _check_code(code: Sequence[Any]) -> None:
             raise ValueError(f"{each!r} names nothing in a file; write 'file.py:Name'")
         if not isinstance(each, str) and not callable(each):
             raise ValueError(f"{each!r:.60} is no class, no function and no path to one")
+
+
+def _may_score(code: Any) -> bool:
+    return not isinstance(code, type) or issubclass(code, Episode) or hasattr(code, "get_reward")
 
 
 def _name(code: Any) -> str:

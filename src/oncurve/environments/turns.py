@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, takewhile
+from itertools import accumulate, chain, takewhile
 from typing import Any
 
 from oncurve.base.closing import Closing
-from oncurve.environments.dialogue import Dialogue, TemplateError
+from oncurve.base.errors import ModelError
+from oncurve.environments.dialogue import Dialogue
 from oncurve.environments.host import Host, Pending
 from oncurve.environments.play import MOST_CALLS
 from oncurve.models import Weights
@@ -82,33 +83,26 @@ class Row:
     def completion(self, shared: int) -> Completion:
         """Return it as a completion of the `shared` tokens at the start of its prompt."""
         own = self.start.ids[shared:] if self.turn else self.prompt.ids[-1:]  # a row has a token
-        parts = [("user", _context("", own))] * bool(own) + self.parts
+        parts = [("user", _unwritten("", own))] * bool(own) + self.parts
         ends = accumulate(len(part.ids) for _, part in parts)
         turns = tuple(
             Turn(role, end - len(part.ids), end, part.text, self.rewards.get(number - bool(own)))
             for number, ((role, part), end) in enumerate(zip(parts, ends, strict=True))
         )
         written = [part for _, part in parts if part.trained is None]
-        sizes = tuple(size for _, part in parts for size in part.kept_sizes or [-1] * len(part.ids))
-        return Completion(
-            tuple(token for _, part in parts for token in part.ids),
-            "\n".join(part.text for part in written),
-            tuple(logprob for _, part in parts for logprob in part.logprobs),
-            self.ended or "fault",
-            self.sample,
-            written[-1].policy_version if written else 0,
-            tuple(mine for _, part in parts for mine in part.trained or [True] * len(part.ids)),
-            turns,
-            tuple(self.written),
-            self.outcome,
-            self.fault,
-            self.environment,
-            sizes if {*sizes} - {-1} else None,
-            b"".join(part.kept_ids for part in written),
+        of_tokens = (
+            (part.ids, part.logprobs, part.trained or [True] * len(part.ids), part.kept_sizes or [-1] * len(part.ids))
+            for _, part in parts
         )
+        ids, logprobs, trained, sizes = (tuple(chain(*each)) for each in zip(*of_tokens, strict=True))
+        text, version = "\n".join(part.text for part in written), written[-1].policy_version if written else 0
+        of_policy = ids, text, logprobs, self.ended or "fault", self.sample, version, trained
+        of_episode = turns, tuple(self.written), self.outcome, self.fault, self.environment
+        kept = sizes if {*sizes} - {-1} else None, b"".join(part.kept_ids for part in written)
+        return Completion(*of_policy, *of_episode, *kept)
 
 
-def _context(text: str, ids: Sequence[int]) -> Completion:
+def _unwritten(text: str, ids: Sequence[int]) -> Completion:
     """Return what the policy reads and has not written."""
     return Completion(tuple(ids), text, (0.0,) * len(ids), "given", 0, 0, (False,) * len(ids))
 
@@ -197,7 +191,6 @@ class TurnsEngine(Closing):
 
     def _begin(self) -> None:
         """Begin the episodes."""
-        raise NotImplementedError
 
     def _hear(self, waves: Sequence[range]) -> range:
         """Wait until the next turn of each row of one of these waves is the policy's, or the row has `ended`."""
@@ -205,7 +198,6 @@ class TurnsEngine(Closing):
 
     def _answer(self, row: Row, completion: Completion, calls: Sequence[Any], good: Sequence[Any]) -> None:
         """Hand over a turn that the policy has written, and its tool calls; `good` are those that can be made."""
-        raise NotImplementedError
 
     def _over(self, index: int) -> bool:
         """Return whether nothing of a group's episodes is left to do."""
@@ -213,7 +205,6 @@ class TurnsEngine(Closing):
 
     def _give_up(self) -> None:
         """Cancel what others are still doing."""
-        raise NotImplementedError
 
     def _turn(self, wave: range) -> None:
         """Decode the next turn of a wave: whole groups, whose rows share a prompt, where it is the first one."""
@@ -222,35 +213,35 @@ class TurnsEngine(Closing):
                 self._finish(index)
         groups = [self._rows[index] for index in wave if index not in self._groups]
         if all(map(self._alike, groups)) and not any(row.turn for index in wave for row in self._rows[index]):
-            if groups:
-                firsts = [rows[0] for rows in groups]
-                self._decode(groups, [row.start for row in firsts], self._sampling, [row.sample for row in firsts])
+            self._decode(groups)
             return
         left = [row for rows in groups for row in rows if row.ended is None]
         for stop in sorted({row.stop for row in left}):
-            rows = [row for row in left if row.stop == stop]
-            alone = self._sampling.model_copy(update={"group_size": 1, "stop": (*self._sampling.stop, *stop)})
-            prompts = [
-                replace(row.start, ids=(*row.start.ids, *row.ids), limit=min(row.room - len(row.ids), row.most))
-                for row in rows
-            ]
-            self._decode([[row] for row in rows], prompts, alone, [row.sample + row.place * _TURN for row in rows])
+            self._decode([[row] for row in left if row.stop == stop], stop)
 
     def _alike(self, rows: Sequence[Row]) -> bool:
         """Return whether a group has the rows that it samples, and they begin with the same tokens."""
-        same = all(row.start == rows[0].start and row.ended is None and not row.stop for row in rows)
-        return len(rows) == self._sampling.group_size and same
+        same = all((row.start, row.most) == (rows[0].start, rows[0].most) for row in rows)
+        return len(rows) == self._sampling.group_size and same and not any(row.ended or row.stop for row in rows)
 
-    def _decode(
-        self, rows: Sequence[Sequence[Row]], prompts: Sequence[Prompt], sampling: Sampling, samples: Sequence[int]
-    ) -> None:
-        """Have the engine write a turn of each row; as soon as some are there, they are handed over."""
+    def _decode(self, groups: Sequence[Sequence[Row]], stop: Sequence[str] = ()) -> None:
+        """Have the engine write the next turn of rows, in groups with the same tokens, all of one size. It ends at the
+        strings `stop`, too. As soon as some are there, they are handed over.
+        """
 
         def take(number: int, group: Group) -> None:
-            for row, completion in zip(rows[number], group.completions, strict=True):
+            for row, completion in zip(groups[number], group.completions, strict=True):
                 self._take(row, completion)
 
-        self.inner.generate(prompts, self._draw, sampling, take, samples)
+        firsts = [rows[0] for rows in groups]
+        prompts = [
+            replace(row.start, ids=(*row.start.ids, *row.ids), limit=min(row.room - len(row.ids), row.most))
+            for row in firsts
+        ]
+        both = {"group_size": max(map(len, groups), default=1), "stop": (*self._sampling.stop, *stop)}
+        samples = [row.sample + row.place * _TURN for row in firsts]
+        if groups:
+            self.inner.generate(prompts, self._draw, self._sampling.model_copy(update=both), take, samples)
 
     def _take(self, row: Row, completion: Completion) -> None:
         """Take in a turn that the policy has written, and hand it over."""
@@ -288,17 +279,17 @@ class TurnsEngine(Closing):
             self._on_group(index, self._groups[index])
 
     def _context(self, row: Row, said: Sequence[dict[str, Any]], ended: Ending) -> Ending | None:
-        """Append what an environment says; the ending, where that cannot be. Raises ModelError: it is no text."""
+        """Append what an environment says; the ending, where that cannot be."""
         left, texts = row.room - len(row.ids), [str(message["content"]) for message in said]
         if sum(map(len, texts)) > left * LONGEST_TOKEN:
             return "budget"
         history = [*row.start.messages, *row.written[:-1]] if row.start.messages else ()
         try:
             ids = self.dialogue.reply(history, row.written[-1], said, row.tools, ended == "eos")
-        except TemplateError:
+        except ModelError:
             return "template"
         if len(ids) >= left:
             return "budget"
-        row.add(said[0]["role"] if said else "user", _context("\n".join(texts), ids))
+        row.add(said[0]["role"] if said else "user", _unwritten("\n".join(texts), ids))
         row.written += said
         return None

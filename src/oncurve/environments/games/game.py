@@ -79,15 +79,13 @@ class TextGame(Episode):
     def start(self, row: Mapping[str, Any], prompt: Any) -> str:
         """Begin the game of the row's `seed`."""
         seed = row.get("seed")
-        return self._shown(self.begin(random.getrandbits(30) if seed is None else int(seed), row))
+        return str(self._observation(self.begin(random.getrandbits(30) if seed is None else int(seed), row)))
 
     def reply(self, text: str, calls: Sequence[ToolCall]) -> Reply:
         """Return what the game shows to a turn."""
         shown, reward, done = self.play(self._action(text))
-        return Reply(() if done else [{"role": "user", "content": self._shown(shown)}], reward, done)
-
-    def _shown(self, shown: Any) -> str:
-        return str(self._observation(shown))
+        messages = [] if done else [{"role": "user", "content": str(self._observation(shown))}]
+        return Reply(messages, reward, done)
 
     def score(self) -> float | None:
         """Return 0: what the turns did not earn. So is the reward of a game that is left before its end."""
