@@ -63,7 +63,8 @@ class Dialogue:
         messages = [dict(message) for message in prompt.messages]
         if not said and not tools:
             return prompt
-        added = [kept(each) for each in _messages_of(said)]
+        parts = [] if not said or isinstance(said, str) else said
+        added = [kept(each) for each in parts] if all("role" in each for each in parts) else []
         contents = [_text_of(each["content"]) for each in added] if added or not said else [_text_of(said)]
 
         def put(texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -293,11 +294,6 @@ def _call(text: str) -> dict[str, Any] | str:
     if not isinstance(arguments, dict):
         return f"the arguments of {name} are not an object"
     return {"name": name, "arguments": arguments}
-
-
-def _messages_of(said: Any) -> Sequence[Message]:
-    """Return what an environment says, if that is messages."""
-    return () if not said or isinstance(said, str) or not all("role" in each for each in said) else said
 
 
 def _text_of(content: Any) -> str:

@@ -35,13 +35,12 @@ from starlette.routing import Route
 from oncurve.base.closing import Closing
 
 MODEL = "policy"
-BEGUN = "begun"
 OVER = "the episode is over"
 _LARGEST_BODY = 16 << 20
 _STOPS = 4
 _END_SECONDS = 5.0
 _SET_BY_THE_RUN = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "tool_choice", "logprobs")
-_USUAL = (None, 1, 0, "auto", False)
+_USUAL = (1, 0, "auto", False)
 
 
 class RefusedError(Exception):
@@ -83,7 +82,7 @@ class Line(Closing):
     """The side of the run of one episode: its `key` at a server, and what happens to it in the order in which it
     happens.
 
-    events   `BEGUN`, a `Call`, a reward that was posted; None: the program has ended
+    events   (the process of the program, a `Call` or a reward that was posted); None: the program has ended
     """
 
     server: EndpointServer
@@ -94,9 +93,9 @@ class Line(Closing):
         """Refuse the key from now on, and the calls that wait. Twice is allowed."""
         self.server.lines.pop(self.key, None)
         while not self.events.empty():
-            event = self.events.get()
-            if isinstance(event, Call):
-                event.refuse(OVER)
+            _, said = self.events.get() or (None, None)
+            if isinstance(said, Call):
+                said.refuse(OVER)
 
 
 def _error(sentence: str, code: str) -> dict[str, Any]:
@@ -121,9 +120,8 @@ def read_call(body: Any) -> Call:
             raise ValueError(next(rule for rule, held in rules.items() if not held))
     except (TypeError, ValueError, KeyError, AttributeError) as wrong:
         raise RefusedError(f"the call cannot be read: {type(wrong).__name__}: {wrong}", "invalid_request") from wrong
-    given = {name: body.get(name) for name in _SET_BY_THE_RUN}
-    usual = dict.fromkeys(given, _USUAL) | {"temperature": (None,)}
-    ignored = {name: value for name, value in given.items() if value not in usual[name]}
+    given = {name: body[name] for name in _SET_BY_THE_RUN if body.get(name) is not None}
+    ignored = {name: value for name, value in given.items() if name == "temperature" or value not in _USUAL}
     return Call(messages, tools, most, stop, ignored)
 
 
@@ -179,7 +177,7 @@ class EndpointServer(Closing):
 
     def __init__(self) -> None:
         self.lines: dict[str, Line] = {}
-        posts = {"/v1/chat/completions": self._chat, "/v1/reward": self._told, "/v1/begin": self._told}
+        posts = {"/v1/chat/completions": self._chat, "/v1/reward": self._told}
         routes = [Route(path, answer, methods=["POST"]) for path, answer in posts.items()]
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
@@ -202,9 +200,10 @@ class EndpointServer(Closing):
         self._server.should_exit = True
         self._thread.join(_END_SECONDS)
 
-    async def _asked(self, request: Request) -> tuple[Line, Any]:
-        """Return the line that a request's key names, and its JSON. Raises RefusedError."""
-        line = self.lines.get(request.headers.get("authorization", "").removeprefix("Bearer ").strip())
+    async def _asked(self, request: Request) -> tuple[Line, str, Any]:
+        """Return the line and the process that a request's key names, and its JSON. Raises RefusedError."""
+        key, _, process = request.headers.get("authorization", "").removeprefix("Bearer ").strip().partition(".")
+        line = self.lines.get(key)
         if line is None:
             raise RefusedError("this key names no episode that is being played", "invalid_api_key")
         data = bytearray()
@@ -213,12 +212,12 @@ class EndpointServer(Closing):
                 data += part
                 if len(data) > _LARGEST_BODY:
                     raise ValueError(f"it has more than {_LARGEST_BODY} bytes")
-            return line, from_json(data)  # which refuses deep nesting, and halves of characters
+            return line, process, from_json(data)  # which refuses deep nesting, and halves of characters
         except (ValueError, ClientDisconnect) as wrong:
             raise RefusedError(f"the body is not JSON: {wrong}", "invalid_request") from wrong
 
     async def _chat(self, request: Request) -> Response:
-        line, body = await self._asked(request)
+        line, process, body = await self._asked(request)
         call, loop = read_call(body), asyncio.get_running_loop()
         answer: asyncio.Future[tuple[int, Mapping[str, Any]]] = loop.create_future()
 
@@ -228,7 +227,7 @@ class EndpointServer(Closing):
 
         call.waiting.append(partial(loop.call_soon_threadsafe, settle))
         call.again = request.headers.get("x-stainless-retry-count", "0") != "0"
-        line.events.put(call)
+        line.events.put((process, call))
         status, content = await answer
         if status != 200 or not body.get("stream"):
             return JSONResponse(content, status)
@@ -236,13 +235,11 @@ class EndpointServer(Closing):
         return StreamingResponse(_streamed(content, bool(usage)), media_type="text/event-stream")
 
     async def _told(self, request: Request) -> Response:
-        line, body = await self._asked(request)
-        event: Any = BEGUN
-        if not request.url.path.endswith("begin"):
-            event = body.get("reward") if isinstance(body, dict) else body
-            if type(event) not in (int, float) or not math.isfinite(event):
-                raise RefusedError('a reward is written {"reward": 1.0}', "invalid_request")
-        line.events.put(event)
+        line, process, body = await self._asked(request)
+        reward: Any = body.get("reward") if isinstance(body, dict) else body
+        if type(reward) not in (int, float) or not math.isfinite(reward):
+            raise RefusedError('a reward is written {"reward": 1.0}', "invalid_request")
+        line.events.put((process, float(reward)))
         return JSONResponse({"ok": True})
 
     async def _models(self, request: Request) -> Response:

@@ -31,8 +31,7 @@ class EpisodeEngine(TurnsEngine):
         for index, prompt in enumerate(self._prompts):
             asked = [dict(each) for each in prompt.messages] if prompt.messages else prompt.text
             for number in range(size):
-                sample = self._firsts[index] + number
-                tools = self.host.tools_of(prompt.columns)
+                tools, sample = self.host.tools_of(prompt.columns), self._firsts[index] + number
                 row = Row(index * size + number, prompt, prompt, sample, tools, most, most)
                 self._rows[index].append(row)
                 self._ask(row, {"act": "start", "row": dict(prompt.columns), "prompt": asked})
@@ -77,9 +76,8 @@ class EpisodeEngine(TurnsEngine):
 
     def _ask(self, row: Row, item: dict[str, Any]) -> None:
         """Begin to ask a row's environment."""
-        turn = 0 if item["act"] == "start" else row.turn
-        sample = row.sample if turn else 0  # all samples of a group begin alike
-        seed = episode_seed(self.seed, self._draw, row.prompt.id, sample, turn)
+        sample = row.sample if row.turn else 0  # all samples of a group begin alike
+        seed = episode_seed(self.seed, self._draw, row.prompt.id, sample, row.turn)
         given = {**item, "key": f"{row.number}", "seed": seed, "keep": self.keep}
         row.log.append((given, None))
         row.pending = self.host.begin(row.number, given, self._heard)
@@ -113,13 +111,12 @@ class EpisodeEngine(TurnsEngine):
         if not self.settings.exact:
             return Reply(None, "died", "its worker has ended, and environment.exact = false: it is not played again")
         for item, before in row.log[:-1]:
-            reply: Reply = self.host.begin(row.number, item).replies()[0]
+            reply = self.host.begin(row.number, item).replies()[0]
             if reply.fault is not None or reply.value == {"lost": True}:
                 return reply
             if reply.value != before:
                 return Reply(None, "died", "its worker has ended, and the episode does not go the same way again")
-        last: Reply = self.host.begin(row.number, row.log[-1][0]).replies()[0]
-        return last
+        return self.host.begin(row.number, row.log[-1][0]).replies()[0]
 
     def _act(self, row: Row, value: Mapping[str, Any], ended: Ending) -> None:
         """Act on what an environment says to a turn. Raises ModelError: it is no message."""

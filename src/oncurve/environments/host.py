@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ class Host(Closing):
 
     def __init__(self, settings: EnvironmentSettings, base: Path | None) -> None:
         self.settings, self._base = settings, base
-        self._pools: list[WorkerPool] = []
+        self.pools: list[WorkerPool] = []
         self._here: InProcess | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._about: Mapping[str, Any] = {}
@@ -52,38 +52,32 @@ class Host(Closing):
 
         Raises ConfigError: its code cannot be loaded.
         """
-        if not self._pools and self._here is None:
+        if not self.pools and self._here is None:
             if not self.settings.in_this_process:
-                self._pools = [self.settings.workers(self._base) for _ in range(self.settings.processes)]
+                self.pools = [self.settings.workers(self._base) for _ in range(self.settings.processes)]
                 try:
-                    self._about = self._pools[0].about
+                    self._about = self.pools[0].about
                 except ConfigError:
                     self.close()
                     if not self.settings.objects:
                         raise
-            if not self._pools:  # its objects cannot be copied, or a worker cannot load the copy
+            if not self.pools:  # its objects cannot be copied, or a worker cannot load the copy
                 player: Any = self.settings.player(self._base or Path.cwd())
                 player.here = True
                 self._here, self._about = InProcess(player, Accepts()), player.about
                 self._thread = ThreadPoolExecutor(1, "oncurve-environment")
         return self._about
 
-    def tools_of(self, row: Mapping[str, Any]) -> Sequence[Any]:
+    def tools_of(self, row: Mapping[str, Any]) -> list[Any]:
         """Return the tools that the policy is shown for a row."""
         tools: Any = self.about()["tools"]
-        found: Sequence[Any] = tools.get(str(row.get(BY_COLUMN, "")), ()) if isinstance(tools, Mapping) else tools
-        return found
+        return list(tools.get(str(row.get(BY_COLUMN, "")), ()) if isinstance(tools, Mapping) else tools)
 
     def ready(self) -> None:
         """Wait until all workers have loaded their code. Raises ConfigError: one cannot."""
         self.about()
-        for pool in self._pools:
+        for pool in self.pools:
             assert pool.about is not None
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the workers."""
-        return [pid for pool in self._pools for pid in pool.pids]
 
     def begin(self, episode: int, item: Mapping[str, Any], done: SimpleQueue[Any] | None = None) -> Pending:
         """Begin to make the reply to an item of the episode number `episode`; `done` gets None when it is there.
@@ -92,19 +86,18 @@ class Host(Closing):
         """
         if self._here is not None and self._thread is not None:
             return _Here(self._thread.submit(self._here.run, [item]), done)
-        job = self._pools[episode % len(self._pools)].begin(done)
+        job = self.pools[episode % len(self.pools)].begin(done)
         try:
             job.add([item])
         except TypeError as error:
             raise DataError(f"environment: a column cannot be sent to its worker: {error}") from error
-        if done is not None:
-            job.expect()
+        job.expect()
         return job
 
     def close(self) -> None:
         """End the workers. Twice is allowed; `about` starts others."""
-        for pool in self._pools:
+        for pool in self.pools:
             pool.close()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
-        self._pools, self._here, self._thread = [], None, None
+        self.pools, self._here, self._thread = [], None, None

@@ -29,8 +29,7 @@ class Player:
     def __init__(self, make: Callable[[], Episode]) -> None:
         self._make, first = make, make()
         self._free, self._live = [first], dict[str, Episode]()
-        self._shown: dict[str, Episode] = {}
-        """Episodes whose environment itself rewards may look at until the next one of this key begins."""
+        self._shown = dict[str, Episode]()  # whose environment rewards may look at until the next one of its key begins
         self.about = {"tools": first.tools, "answers": first.answers, "scores": first.scores}
 
     def __call__(self, item: Mapping[str, Any]) -> Any:
@@ -114,10 +113,9 @@ def _number(value: Any) -> float | None:
 
 def _said(value: Any) -> Any:
     """Return what an episode says at its start. Raises TypeError: it is neither text nor messages."""
-    if value is None or isinstance(value, str):
+    parts = isinstance(value, (list, tuple)) and all(isinstance(each, Mapping) for each in value)
+    if value is None or isinstance(value, str) or parts:
         return value
-    if isinstance(value, (list, tuple)) and all(isinstance(each, (Mapping, str)) for each in value):
-        return [each if isinstance(each, Mapping) else {"type": "text", "text": each} for each in value]
     raise TypeError(f"it begins with a {type(value).__name__} ({value!r:.60}), and not with text or messages")
 
 

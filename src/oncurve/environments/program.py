@@ -8,8 +8,6 @@ columns by their names. A command finds the same in its environment: OPENAI_BASE
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import os
 import subprocess
@@ -18,7 +16,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from oncurve.environments.draws import seed_all
 from oncurve.environments.play import taken
@@ -39,19 +36,12 @@ class ProgramPlayer:
     def __call__(self, item: Mapping[str, Any]) -> dict[str, Any]:
         """Return the program's reward as `outcome`; None: it gives none."""
         row = {"prompt": item["prompt"], **item["row"]}
-        os.environ.update(OPENAI_BASE_URL=item["address"], OPENAI_API_KEY=item["key"])
+        key = f"{item['key']}.{os.getpid()}"  # by which the run knows one that runs again
+        os.environ.update(OPENAI_BASE_URL=item["address"], OPENAI_API_KEY=key)
         seed_all(item["seed"])
-        _say_begun(item["address"], item["key"])
-        given = {**row, "row": row, "base_url": item["address"], "api_key": item["key"], "model": MODEL}
+        given = {**row, "row": row, "base_url": item["address"], "api_key": key, "model": MODEL}
         value = awaited(self._run(**taken(self._run, given)))
         return {"outcome": None if value is None else float(value)}
-
-
-def _say_begun(address: str, key: str) -> None:
-    where = urlsplit(address)
-    with contextlib.closing(http.client.HTTPConnection(where.netloc)) as connection:
-        connection.request("POST", f"{where.path}/begin", "{}", {"Authorization": f"Bearer {key}"})
-        connection.getresponse().read()
 
 
 def command_runner(command: Sequence[str], folder: Path) -> Callable[..., float | None]:

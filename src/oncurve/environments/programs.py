@@ -23,16 +23,15 @@ from queue import Empty
 from typing import Any
 
 from oncurve.base.errors import ModelError
-from oncurve.environments.endpoint import BEGUN, OVER, Call, EndpointServer, Line, RefusedError, answered
+from oncurve.environments.endpoint import OVER, Call, EndpointServer, Line, RefusedError, answered
 from oncurve.environments.host import Pending
 from oncurve.environments.settings import Endpoint
 from oncurve.environments.turns import LONGEST_TOKEN, Row, TurnsEngine
 from oncurve.randomness import episode_seed
-from oncurve.types import Completion, Ending, Prompt
+from oncurve.types import Completion, Ending
 
 log = logging.getLogger("oncurve.environments")
 
-_PATIENCE_SECONDS = 10.0  # for a worker that starts
 _ENDINGS: Mapping[str, Ending] = {"context_length_exceeded": "budget", "max_turns": "turns"}
 
 
@@ -40,22 +39,23 @@ _ENDINGS: Mapping[str, Ending] = {"context_length_exceeded": "budget", "max_turn
 class _Program:
     """The program of an episode.
 
+    blank       stands for it in its group, number `index`, where it has no row
     slot        the worker that it was given to; None: it has not begun
-    since       when it began to do what is waited for; None: its worker starts
+    since       when it began to do what is waited for
+    process     in which it runs
     made        its calls; `unclaimed` are those that a program that runs again has not made again yet
     calls       that have come and are not taken in
     refused     the ending of a program whose last call was refused, of the row `last`
     refusals    so many calls were refused
     """
 
-    number: int
+    blank: Row
     index: int
-    prompt: Prompt
-    sample: int
     line: Line
     slot: int | None = None
     pending: Pending | None = None
-    since: float | None = None
+    since: float = 0.0
+    process: str = ""
     made: list[Call] = field(default_factory=list)
     unclaimed: list[Call] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -91,8 +91,8 @@ class Programs(TurnsEngine):
         """Wait for the workers; the programs begin where one is free."""
         size, self._server = self._sampling.group_size, self._server or EndpointServer()
         self._programs = [
-            _Program(index * size + number, index, prompt, self._firsts[index] + number, self._server.open())
-            for index, prompt in enumerate(self._prompts)
+            _Program(Row(index * size + number, prompt, prompt, first + number, (), 1, 1), index, self._server.open())
+            for index, (prompt, first) in enumerate(zip(self._prompts, self._firsts, strict=True))
             for number in range(size)
         ]
         self.host.ready()
@@ -127,7 +127,7 @@ class Programs(TurnsEngine):
         taken = {program.slot for program in programs if program.pending is not None}
         free = [slot for slot in range(wave.start, self._endpoint.processes, wave.step) if slot not in taken]
         for program, slot in zip([program for program in programs if program.slot is None], free, strict=False):
-            program.slot, prompt = slot, program.prompt
+            program.slot, program.since, prompt = slot, time.monotonic(), program.blank.prompt
             seed = episode_seed(self.seed, self._draw, prompt.id, 0, 0)  # all samples of a group begin alike
             asked = [dict(each) for each in prompt.messages] if prompt.messages else prompt.text
             line = {"address": program.line.server.address, "key": program.line.key}
@@ -139,26 +139,26 @@ class Programs(TurnsEngine):
         """Wait for a program's next call, or for its end."""
         limit = self._endpoint.timeout_seconds
         while program.pending is not None and not program.calls:
-            left = _PATIENCE_SECONDS if program.since is None else program.since + limit - time.monotonic()
+            left = max(0.0, program.since + limit - time.monotonic())
             try:
-                self._happened(program, program.line.events.get(timeout=max(0.0, left)))
+                self._happened(program, program.line.events.get(timeout=left))
             except Empty:
-                self.host.ready()  # raises, where workers cannot start
-                if program.since is not None:
-                    self._fail(program, f"timeout: no call within {limit:g} seconds (timeout_seconds)")
+                self._fail(program, f"timeout: no call within {limit:g} seconds (timeout_seconds)")
 
     def _happened(self, program: _Program, event: Any) -> None:
         if event is None:
             self._finished(program)
-        elif isinstance(event, Call):
-            program.calls.append(event)
-        elif event != BEGUN:
-            program.posted = float(event)
-        elif program.since is not None and not self._endpoint.exact:
-            self._fail(program, "died: its worker has ended, and environment.exact = false: it is not run again")
-        else:
+            return
+        process, said = event
+        if program.process not in ("", process):  # its worker was killed: it runs again
+            if not self._endpoint.exact:
+                self._fail(program, "died: its worker has ended, and environment.exact = false: it is not run again")
             program.calls, program.unclaimed, program.posted = [], list(program.made), None
-            program.since = time.monotonic()
+        program.process = process
+        if isinstance(said, Call):
+            program.calls.append(said)
+        else:
+            program.posted = said
 
     def _take_calls(self, program: _Program) -> None:
         """Take in the calls of a program that have come, in an order that depends on what they say."""
@@ -210,7 +210,7 @@ class Programs(TurnsEngine):
 
     def _new(self, program: _Program, call: Call) -> Row:
         """Begin a row with the messages of a call. Raises RefusedError, ModelError."""
-        prompt, most, ids = program.prompt, self._endpoint.max_prompt_tokens, tuple[int, ...]()
+        prompt, most, ids = program.blank.prompt, self._endpoint.max_prompt_tokens, tuple[int, ...]()
         if sum(len(message["content"]) for message in call.messages) <= most * LONGEST_TOKEN:
             ids = self.dialogue.asked(call.messages, call.tools)
         room = min(self._sampling.max_new_tokens, self._longest - len(ids))
@@ -219,7 +219,7 @@ class Programs(TurnsEngine):
         if any(row.start.ids[0] != ids[0] for row in self._rows[program.index] if row.start is not row.prompt):
             raise RefusedError("the chats of a group must begin with the same token")
         start = replace(prompt, ids=ids, messages=call.messages, row_ids=prompt.ids)
-        row = Row(program.number, prompt, start, program.sample, call.tools, room, room)
+        row = Row(program.blank.number, prompt, start, program.blank.sample, call.tools, room, room)
         self._rows[program.index].append(row)
         return row
 
@@ -272,8 +272,7 @@ class Programs(TurnsEngine):
         """Leave an episode out of training."""
         self._end(program)
         if not self._rows_of(program):
-            none = Row(program.number, program.prompt, program.prompt, program.sample, (), 1, 1)
-            self._rows[program.index].append(none)
+            self._rows[program.index].append(program.blank)
         for row in self._rows_of(program):
             row.fail(why)
 
@@ -286,10 +285,10 @@ class Programs(TurnsEngine):
             call.refuse(OVER)
         program.line.close()
         rows = self._rows[program.index]
-        rows[:] = [row for row in rows if row.turn or row.number != program.number]
+        rows[:] = [row for row in rows if row.turn or row.number != program.blank.number]
 
     def _rows_of(self, program: _Program) -> list[Row]:
-        return [row for row in self._rows[program.index] if row.number == program.number]
+        return [row for row in self._rows[program.index] if row.number == program.blank.number]
 
 
 def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:

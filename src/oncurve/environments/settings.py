@@ -142,11 +142,12 @@ class Tools(EnvironmentSettings):
 
     @model_validator(mode="after")
     def _something(self) -> Tools:
-        if not self._classes and not self._functions:
+        code = (*self._classes.values(), *self.tools, *self.functions)
+        if not code:
             raise ValueError('give a class (path = "game.py:Game"), or functions (tools = ["calculator.py:add"])')
         if self.path is not None and self.classes is not None:
             raise ValueError("give classes as paths, or all as objects")
-        _check_code([*self._classes.values(), *self._functions])
+        _check_code(code)
         for form in self.calls.values():
             if form.count("{}") != 1 or form.endswith("{}"):
                 raise ValueError(f"calls: {form!r} must have {{}} once, for the argument, and an end after it")
@@ -157,10 +158,6 @@ class Tools(EnvironmentSettings):
         """The classes or their paths, by the value of the column `environment`; "": of all rows."""
         found = self.path if self.classes is None else self.classes
         return found if isinstance(found, Mapping) else {} if found is None else {"": found}
-
-    @property
-    def _functions(self) -> tuple[Any, ...]:
-        return (*self.tools, *self.functions)
 
     @property
     def _scoring(self) -> list[Any]:
@@ -196,7 +193,7 @@ class Tools(EnvironmentSettings):
         if only is not None and isinstance(only.func, type) and issubclass(only.func, Episode):
             found: Episode = only()
             return found
-        return ToolsEpisode(classes, [_located(code, base) for code in self._functions])
+        return ToolsEpisode(classes, [_located(code, base) for code in (*self.tools, *self.functions)])
 
 
 class Endpoint(EnvironmentSettings):
@@ -259,10 +256,8 @@ def served(settings: str, base: str) -> Callable[[Mapping[str, Any]], Any]:
 
 def _check_code(code: Sequence[Any]) -> None:
     for each in code:
-        if isinstance(each, str) and not all(each.rpartition(":")[::2]):
-            raise ValueError(f"{each!r} names nothing in a file; write 'file.py:Name'")
-        if not isinstance(each, str) and not callable(each):
-            raise ValueError(f"{each!r:.60} is no class, no function and no path to one")
+        if not (all(each.rpartition(":")[::2]) if isinstance(each, str) else callable(each)):
+            raise ValueError(f"{each!r:.60} is no code, and names nothing in a file; write 'file.py:Name'")
 
 
 def _may_score(code: Any) -> bool:

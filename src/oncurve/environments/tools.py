@@ -27,21 +27,21 @@ BY_COLUMN = "environment"
 class ToolsEpisode(Episode):
     """An episode with an object of the user's, which is made once and reset for each episode, and with functions.
 
-    factories   by the value of the column `environment`; {"": factory} where there is one for all rows
+    factories   by the value of the column `environment`; {"": factory} where there is one for all rows, {} for none
     functions   tools of every episode
     """
 
     answers = True
 
     def __init__(self, factories: Mapping[str, Callable[[], Any]], functions: Sequence[Callable[..., Any]]) -> None:
-        self._factories, self._functions = factories, functions
+        self._factories, self._functions = factories or {"": lambda: None}, functions
         self._made, self._tools = dict[str, Any](), dict[str, Callable[..., Any]]()
         self.environment: Any = None
 
     @cached_property
     def tools(self) -> Any:
         """The schemas of the tools."""
-        schemas = {name: _described(self._named(self._of(name))) for name in self._factories or [""]}
+        schemas = {name: _described(self._named(self._of(name))) for name in self._factories}
         return schemas.get("", schemas)
 
     @cached_property
@@ -50,10 +50,10 @@ class ToolsEpisode(Episode):
         return any(hasattr(self._of(name), "get_reward") for name in self._factories)
 
     def _of(self, name: str) -> Any:
-        """Return the environment of this name; None: there is none."""
-        if name not in self._made and name in self._factories:
+        """Return the environment of this name."""
+        if name not in self._made:
             self._made[name] = self._factories[name]()
-        return self._made.get(name)
+        return self._made[name]
 
     def _named(self, environment: Any) -> list[tuple[str, Callable[..., Any]]]:
         # of the class: a property is not evaluated
@@ -64,17 +64,14 @@ class ToolsEpisode(Episode):
 
     def start(self, row: Mapping[str, Any], prompt: Any) -> Any:
         """Return what `reset` returns, which gets all columns of the row, as far as it takes them."""
-        names = self._factories
-        several = bool(names) and "" not in names
+        several = "" not in self._factories
         chosen = str(row.get(BY_COLUMN)) if several else ""
-        if several and chosen not in names:
-            known = ", ".join(map(repr, names))
+        if chosen not in self._factories:
+            known = ", ".join(map(repr, self._factories))
             raise ValueError(f"the column {BY_COLUMN!r} holds {chosen!r}, and the environments are {known}")
         self.environment = self._of(chosen)
         self._tools = dict(self._named(self.environment))
-        reset = getattr(self.environment, "reset", None)
-        if reset is None:
-            return None
+        reset = getattr(self.environment, "reset", lambda: None)
         asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
         given = {**({"prompt": prompt} if asked else {}), **row}  # a row without a prompt has an empty one
         if several:
@@ -87,18 +84,16 @@ class ToolsEpisode(Episode):
         return _awaited(calls, results) if any(map(inspect.isawaitable, results)) else _reply(calls, results)
 
     def _called(self, call: ToolCall) -> Any:
-        tool = self._tools.get(call.name)
-        if tool is None:
+        if call.name not in self._tools:
             return _error(f"Tool {call.name} not found.")  # as TRL has it
         try:
-            return tool(**call.arguments)
+            return self._tools[call.name](**call.arguments)
         except Exception as error:
             return _error(error)
 
     def score(self) -> Any:
         """Return what `get_reward` returns, or None if there is none."""
-        reward = getattr(self.environment, "get_reward", None)
-        return None if reward is None else reward()
+        return getattr(self.environment, "get_reward", lambda: None)()
 
 
 def _reply(calls: Sequence[ToolCall], results: Sequence[Any]) -> Reply:

@@ -25,11 +25,10 @@ def rehearsed(
     """
     if host.settings.programs:
         return _called(host, row, prompt)
-    said = [("prompt", _text(prompt))] if prompt else []
     opened = _asked(host, {"act": "start", "row": dict(row), "prompt": prompt})["said"]
     if check is not None:
         check(opened)
-    said += [("environment", _text(opened))] if opened else []
+    said = [(who, _text(what)) for who, what in (("prompt", prompt), ("environment", opened)) if what]
     ended = {"act": "end"}
     reply = _asked(host, ended if host.about()["answers"] else {"act": "reply", "text": MADE_UP, "calls": []})
     said += [("assistant", MADE_UP), *((each["role"], _text(each["content"])) for each in reply.get("messages", ()))]
@@ -48,11 +47,11 @@ def _called(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, 
         item = {"address": server.address, "key": line.key, "row": dict(row), "prompt": prompt, "seed": 0}
         with closing(host.begin(0, item, line.events)) as pending:
             while (event := line.events.get(timeout=host.settings.timeout_seconds)) is not None:
-                if isinstance(event, Call) and said:
-                    event.refuse("an episode before a run has one call", "max_turns")
-                elif isinstance(event, Call):
-                    said += [*((each["role"], each["content"]) for each in event.messages), ("assistant", MADE_UP)]
-                    event.settle(200, answered(MADE_UP, (), "eos", 1, 1))
+                if isinstance(call := event[1], Call) and said:
+                    call.refuse("an episode before a run has one call", "max_turns")
+                elif isinstance(call, Call):
+                    said += [*((each["role"], each["content"]) for each in call.messages), ("assistant", MADE_UP)]
+                    call.settle(200, answered(MADE_UP, (), "eos", 1, 1))
             reply = pending.replies()[0]
     if not said:
         why = "it made no call" if reply.fault is None else f"{reply.fault}: {reply.message.strip()}"
@@ -64,13 +63,12 @@ def _numbers(**given: float | None) -> list[tuple[str, str]]:
     return [(name, f"{number:g}") for name, number in given.items() if number is not None]
 
 
-def _asked(host: Host, item: dict[str, Any]) -> Mapping[str, Any]:
+def _asked(host: Host, item: dict[str, Any]) -> Any:
     reply = host.begin(0, {**item, "key": "trial", "seed": 0, "keep": False}).replies()[0]
     if reply.fault is not None:
         does = {"start": "its start", "reply": "its reply", "end": "its reward"}[item["act"]]
         raise ConfigError(f"environment: {does} failed for the first row ({reply.fault}):\n{reply.message.strip()}")
-    found: Mapping[str, Any] = reply.value
-    return found
+    return reply.value
 
 
 def _text(content: Any) -> str:

@@ -149,10 +149,9 @@ class TurnsEngine(Closing):
     def measured(self) -> Mapping[str, float]:
         """Return the metrics of the last training rollout's episodes, and those of `inner` since the last call."""
         found, self._trained = dict(self._trained), defaultdict(float)
-        count = found.pop("episodes", 0.0)
-        for name in ("turns/mean", "turns/limit", "turns/rewarded"):
-            if count:
-                found[name] /= count
+        count = found.pop("episodes", 1.0)
+        for name in found.keys() & {"turns/mean", "turns/limit", "turns/rewarded"}:
+            found[name] /= count
         return {**self.inner.measured(), **found}
 
     def generate(
@@ -172,8 +171,7 @@ class TurnsEngine(Closing):
             self._trained = self._noted
         self._prompts, self._draw, self._on_group = prompts, draw, on_group
         self._sampling = sampling or self.sampling
-        size = self._sampling.group_size
-        self._firsts = count_samples(prompts, size) if first_samples is None else first_samples
+        self._firsts = first_samples or count_samples(prompts, self._sampling.group_size)
         self._rows: list[list[Row]] = [[] for _ in prompts]
         self._groups: dict[int, Group] = {}
         count = min(self._most_waves, len(prompts))

@@ -141,7 +141,7 @@ def test_a_broken_program_is_left_out_and_the_others_go_on_as_if_nothing_were():
         groups = dict(zip([*FAULTS, *fine], playing.generate(prompts(rows), 0), strict=True))
         noted = playing.measured()
         right = playing.generate(prompts(rows)[-1:], 0)
-        pids = playing.host.pids
+        pids = [pid for pool in playing.host.pools for pid in pool.pids]
     for how, fault in FAULTS.items():
         assert {each.ended for each in groups[how].completions} == {"fault"}
         assert all(each.fault.startswith(f"environment: {fault}") for each in groups[how].completions), how

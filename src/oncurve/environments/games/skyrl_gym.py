@@ -48,8 +48,7 @@ class SkyRLGymEpisode(Episode):
         opened = self.environment.init([dict(each) for each in asked])[0]
         if opened[: len(asked)] != asked:
             raise ValueError("its init changes the messages of the prompt; write them so in the data")
-        added: Sequence[Mapping[str, Any]] = opened[len(asked) :]
-        return added
+        return list(opened[len(asked) :])
 
     def reply(self, text: str, calls: Sequence[ToolCall]) -> Reply:
         """Make a step. What the environment makes of the policy's text is not read: what was sampled stays."""

@@ -40,7 +40,6 @@ class TextArenaGame(TextGame):
         import textarena
 
         self.environment = textarena.make(settings.id.removesuffix(_RAW) + _RAW, **settings.settings)
-        self._outcome = 0.0
 
     def begin(self, seed: int, row: Mapping[str, Any]) -> str:
         """Reset the game."""
