@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -20,14 +19,14 @@ from oncurve.rewards import Accepts, InProcess
 class _Here:
     """A job of one item in this process."""
 
-    def __init__(self, future: Future[list[Reply]], done: SimpleQueue[Any] | None) -> None:
-        self.ready, self.replies, self.close = False, future.result, future.cancel
-        future.add_done_callback(partial(self._told, done))
+    def __init__(self, future: Future[list[Reply]], done: SimpleQueue[Any]) -> None:
+        self.replies, self.close, self._done = future.result, future.cancel, future.done
+        future.add_done_callback(lambda _: done.put(None))
 
-    def _told(self, done: SimpleQueue[Any] | None, _: object) -> None:
-        self.ready = True
-        if done is not None:
-            done.put(None)
+    @property
+    def ready(self) -> bool:
+        """Return whether `replies` would not wait."""
+        return self._done()
 
 
 Pending = Job | _Here
@@ -85,7 +84,7 @@ class Host(Closing):
         Raises DataError: the item is not JSON.
         """
         if self._here is not None and self._thread is not None:
-            return _Here(self._thread.submit(self._here.run, [item]), done)
+            return _Here(self._thread.submit(self._here.run, [item]), done or SimpleQueue())
         job = self.pools[episode % len(self.pools)].begin(done)
         try:
             job.add([item])

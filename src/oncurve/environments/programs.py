@@ -89,8 +89,9 @@ class Programs(TurnsEngine):
 
     def _begin(self) -> None:
         """Wait for the workers; the programs begin where one is free."""
+        self._programs: list[_Program] = []
         size, self._server = self._sampling.group_size, self._server or EndpointServer()
-        self._programs = [
+        self._programs += [
             _Program(Row(index * size + number, prompt, prompt, first + number, (), 1, 1), index, self._server.open())
             for index, (prompt, first) in enumerate(zip(self._prompts, self._firsts, strict=True))
             for number in range(size)
@@ -164,7 +165,7 @@ class Programs(TurnsEngine):
         """Take in the calls of a program that have come, in an order that depends on what they say."""
         while program.pending is not None and not program.line.events.empty():
             self._happened(program, program.line.events.get())
-        calls, program.calls = sorted(program.calls, key=lambda call: repr(call)), []
+        calls, program.calls = sorted(program.calls, key=repr), []
         for call in calls:
             try:
                 self._take_call(program, call)

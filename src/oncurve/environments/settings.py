@@ -30,6 +30,10 @@ class NoEnvironment(Component):
     objects: ClassVar[bool] = False
     max_turns: ClassVar[int] = 1
 
+    def missing(self) -> list[str]:
+        """Return nothing."""
+        return []
+
 
 class EnvironmentSettings(WorkerLimits):
     """The fields of every kind of environment."""

@@ -29,10 +29,9 @@ def rehearsed(
     if check is not None:
         check(opened)
     said = [(who, _text(what)) for who, what in (("prompt", prompt), ("environment", opened)) if what]
-    ended = {"act": "end"}
-    reply = _asked(host, ended if host.about()["answers"] else {"act": "reply", "text": MADE_UP, "calls": []})
+    reply = _asked(host, {"act": "end"} if host.about()["answers"] else {"act": "reply", "text": MADE_UP, "calls": []})
     said += [("assistant", MADE_UP), *((each["role"], _text(each["content"])) for each in reply.get("messages", ()))]
-    outcome = (reply if "outcome" in reply else _asked(host, ended))["outcome"]
+    outcome = (reply if "outcome" in reply else _asked(host, {"act": "end"}))["outcome"]
     return said + _numbers(reward=reply.get("reward"), outcome=outcome)
 
 

@@ -18,7 +18,7 @@ def missing(config: RunConfig, model_given: bool = False) -> list[str]:
     if config.demonstrates and not config.sft.present:
         holes.append("sft.data: missing; name a file of demonstrations, like --data demonstrations.jsonl")
     holes += [] if config.demonstrates else config.data.missing()
-    holes += config.environment.missing() if config.environment.present else []
+    holes += config.environment.missing()
     if config.own_reward_model is not None and not config.own_reward_model.path:
         holes.append("reward_model.path: missing; name a reward model's folder or a hub id")
     if config.iterative.steps and config.eval.verifier is None:

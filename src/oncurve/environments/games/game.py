@@ -64,9 +64,8 @@ class TextGame(Episode):
     """
 
     def __init__(self, settings: TextGameSettings, base: Path) -> None:
-        self._observation, self._action = (
-            str if path is None else locate(path, base) for path in (settings.observation, settings.action)
-        )
+        self._observation = str if settings.observation is None else locate(settings.observation, base)
+        self._action = str if settings.action is None else locate(settings.action, base)
 
     def begin(self, seed: int, row: Mapping[str, Any]) -> Any:
         """Begin a game, and return what it shows."""
