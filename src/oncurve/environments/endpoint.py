@@ -49,12 +49,12 @@ class RefusedError(Exception):
 
 @dataclass
 class Call:
-    """A call that was made: `messages` have plain texts, and arguments of tools as objects.
+    """A call that was made. Its `messages` have plain texts, and arguments of tools as objects.
 
-    ignored   arguments of the call that have no effect
-    waiting   answer the requests that wait for it, when they are called with a status and a content
-    again     the client repeats one that it has given up
-    row       whose next turn is its `answer`, once the call is taken in
+    ignored   arguments of the call that have no effect.
+    waiting   functions that answer the requests that wait for it.
+    again     the client repeats a call that it has given up.
+    row       the row whose next turn is its `answer`
     """
 
     messages: tuple[dict[str, Any], ...]

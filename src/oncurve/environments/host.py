@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from oncurve.base.closing import Closing
-from oncurve.base.errors import ConfigError, DataError
+from oncurve.base.errors import ConfigError, DataError, refuse
 from oncurve.environments.settings import EnvironmentSettings
 from oncurve.environments.tools import BY_COLUMN
 from oncurve.processes.pool import Job, Reply, WorkerPool
@@ -49,9 +49,10 @@ class Host(Closing):
     def about(self) -> Mapping[str, Any]:
         """Return the `tools` of the environment, and whether a turn without a call `answers`.
 
-        Raises ConfigError: its code cannot be loaded.
+        Raises ConfigError: its code cannot be loaded, or its package is not installed.
         """
         if not self.pools and self._here is None:
+            refuse(self.settings.missing())
             if not self.settings.in_this_process:
                 self.pools = [self.settings.workers(self._base) for _ in range(self.settings.processes)]
                 try:

@@ -39,13 +39,13 @@ _ENDINGS: Mapping[str, Ending] = {"context_length_exceeded": "budget", "max_turn
 class _Program:
     """The program of an episode.
 
-    blank       stands for it in its group, number `index`, where it has no row
-    slot        the worker that it was given to; None: it has not begun
-    since       when it began to do what is waited for
-    process     in which it runs
-    made        its calls; `unclaimed` are those that a program that runs again has not made again yet
-    calls       that have come and are not taken in
-    refused     the ending of a program whose last call was refused, of the row `last`
+    blank       stands for it in its group, number `index`, where it has no row.
+    slot        the worker that it was given to; None: it has not begun.
+    since       when it began to do what is waited for.
+    process     in which it runs.
+    made        its calls; `unclaimed` are those that a program that runs again has not made again yet.
+    calls       that have come and are not taken in.
+    refused     the ending of a program whose last call was refused, of the row `last`.
     refusals    so many calls were refused
     """
 

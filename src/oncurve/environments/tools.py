@@ -46,7 +46,7 @@ class ToolsEpisode(Episode):
 
     @cached_property
     def scores(self) -> bool:  # type: ignore[override]
-        """Whether an environment has a `get_reward`."""
+        """Return whether an environment has a `get_reward`."""
         return any(hasattr(self._of(name), "get_reward") for name in self._factories)
 
     def _of(self, name: str) -> Any:

@@ -23,13 +23,14 @@ def rehearsed(
 
     Raises ConfigError: the environment's code cannot be loaded, or fails in the way that is told. What `check` raises.
     """
+    answers = host.about()["answers"]
     if host.settings.programs:
         return _called(host, row, prompt)
     opened = _asked(host, {"act": "start", "row": dict(row), "prompt": prompt})["said"]
     if check is not None:
         check(opened)
-    said = [(who, _text(what)) for who, what in (("prompt", prompt), ("environment", opened)) if what]
-    reply = _asked(host, {"act": "end"} if host.about()["answers"] else {"act": "reply", "text": MADE_UP, "calls": []})
+    said = [(role, _text(each)) for role, each in (("prompt", prompt), ("environment", opened)) if each]
+    reply = _asked(host, {"act": "end"} if answers else {"act": "reply", "text": MADE_UP, "calls": []})
     said += [("assistant", MADE_UP), *((each["role"], _text(each["content"])) for each in reply.get("messages", ()))]
     outcome = (reply if "outcome" in reply else _asked(host, {"act": "end"}))["outcome"]
     return said + _numbers(reward=reply.get("reward"), outcome=outcome)

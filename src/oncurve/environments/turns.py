@@ -1,6 +1,6 @@
 """A rollout engine for completions of several turns, over any other engine: its rows, and how it decodes them in waves.
 
-    turn by turn:  the engine continues what is there -> somebody replies -> the reply is context -> ...
+    turn by turn:  the engine continues what is there -> a reply comes -> the reply is context -> ...
 
 The prompts are divided into waves. A wave is decoded when all its rows wait for the policy, whichever is the first; the
 others wait meanwhile. Which rows are decoded together depends on nothing else, so the same episodes give the same
@@ -40,8 +40,8 @@ class Row:
     start   `prompt` with what the environment has added to it
     room    the most tokens of it; of its next turn at most `most`, which ends at the strings `stop`, too
     turn    the number of its next turn; `place`: of that among the turns of all rows of the episode
-    parts   what was said so far, by whom; `ids` are its tokens, and `rewards` those of its turns by their index
-    log     what its environment was asked, and what that has said
+    parts   the roles and what they have said; `ids` are its tokens, `rewards` belong to parts by number
+    log     the items that its environment was asked, with its replies
     """
 
     number: int

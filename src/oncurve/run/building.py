@@ -11,7 +11,7 @@ from oncurve.base.errors import ConfigError, DataError
 from oncurve.components import lacking
 from oncurve.config import RunConfig
 from oncurve.data import Prompts, Rows, filled_prompt, prompt_columns
-from oncurve.environments import Dialogue, EnvironmentSettings, EpisodeEngine, Host, rehearsed
+from oncurve.environments import Dialogue, EpisodeEngine, Host, rehearsed
 from oncurve.learner import Learner, check_learner
 from oncurve.models import LoadedModel
 from oncurve.models.loading import has_template
@@ -60,8 +60,8 @@ def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
 
 def host_of(config: RunConfig, base: Path | None) -> Host | None:
     """Return what plays the episodes of `[environment]`; None: completions are of one turn."""
-    settings = config.environment
-    return Host(settings, base) if isinstance(settings, EnvironmentSettings) else None
+    settings: Any = config.environment
+    return Host(settings, base) if settings.present else None
 
 
 def first_episode(config: RunConfig, host: Host, rows: Rows, tokenizer: Any, room: int | None) -> list[tuple[str, str]]:
