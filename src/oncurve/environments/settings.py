@@ -150,7 +150,7 @@ class Tools(EnvironmentSettings):
         if not code:
             raise ValueError('give a class (path = "game.py:Game"), or functions (tools = ["calculator.py:add"])')
         if self.path is not None and self.classes is not None:
-            raise ValueError("give classes as paths, or all as objects")
+            raise ValueError("give the classes as paths or as objects, not both")
         _check_code(code)
         for form in self.calls.values():
             if form.count("{}") != 1 or form.endswith("{}"):
