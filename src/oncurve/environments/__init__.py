@@ -33,4 +33,4 @@ if TYPE_CHECKING:
     from oncurve.environments.tools import ToolsEpisode as ToolsEpisode
     from oncurve.environments.trial import rehearsed as rehearsed
 
-__getattr__, _ = lazily(__name__)  # a worker imports its own side alone
+__getattr__, _ = lazily(__name__)  # a worker imports its own side, without torch

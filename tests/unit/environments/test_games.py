@@ -173,6 +173,7 @@ def test_a_game_whose_package_lacks_is_refused_before_anything_is_loaded(monkeyp
         (["environment.kind=gym_text", "environment.id=FrozenLake-v1"], "gymnasium"),
         (["environment.kind=skyrl_gym", "environment.id=gsm8k"], "skyrl-gym"),
         (["environment.kind=openenv", "environment.url=http://127.0.0.1:8000"], "openenv"),
+        (["environment.program=agent.py:run"], "endpoint"),
         (["data={kind='reasoning_gym', name='chain_sum'}", "rewards=[{kind='reasoning_gym'}]"], "reasoning-gym"),
     ]:
         config, _ = load_config("task", words)
