@@ -83,10 +83,12 @@ class Line(Closing):
     happens.
 
     events   (the process of the program, a `Call` or a reward that was posted); None: the program has ended
+    refused  why calls of it could not be read, or answered
     """
 
     server: EndpointServer
     key: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    refused: list[str] = field(default_factory=list)
     events: SimpleQueue[Any] = field(default_factory=SimpleQueue)
 
     def close(self) -> None:
@@ -119,7 +121,8 @@ def read_call(body: Any) -> Call:
         if not all(rules.values()):
             raise ValueError(next(rule for rule, held in rules.items() if not held))
     except (TypeError, ValueError, KeyError, AttributeError) as wrong:
-        raise RefusedError(f"the call cannot be read: {type(wrong).__name__}: {wrong}", "invalid_request") from wrong
+        why = f"it lacks {wrong}" if isinstance(wrong, KeyError) else str(wrong)
+        raise RefusedError(f"the call cannot be read: {why}", "invalid_request") from wrong
     given = {name: body[name] for name in _SET_BY_THE_RUN if body.get(name) is not None}
     ignored = {name: value for name, value in given.items() if name == "temperature" or value not in _USUAL}
     return Call(messages, tools, most, stop, ignored)
@@ -128,7 +131,9 @@ def read_call(body: Any) -> Call:
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message with plain text, and with the arguments of its tool calls as objects."""
     content = given.get("content") or ""
-    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    texts = [content] if isinstance(content, str) else [part.get("text") for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"the content of a message must be a text, or parts of type text; got {content!r:.100}")
     role = {"developer": "system"}.get(given["role"], given["role"])
     if role not in ("system", "user", "assistant", "tool"):
         raise ValueError(f"the role {role!r} is unknown")
@@ -218,7 +223,12 @@ class EndpointServer(Closing):
 
     async def _chat(self, request: Request) -> Response:
         line, process, body = await self._asked(request)
-        call, loop = read_call(body), asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        try:
+            call = read_call(body)
+        except RefusedError as why:
+            line.refused.append(why.args[0])
+            raise
         answer: asyncio.Future[tuple[int, Mapping[str, Any]]] = loop.create_future()
 
         def settle(*given: Any) -> None:

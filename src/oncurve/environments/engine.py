@@ -29,12 +29,11 @@ class EpisodeEngine(TurnsEngine):
         self._heard: SimpleQueue[None] = SimpleQueue()
         size, most = self._sampling.group_size, self._sampling.max_new_tokens
         for index, prompt in enumerate(self._prompts):
-            asked = [dict(each) for each in prompt.messages] if prompt.messages else prompt.text
             for number in range(size):
                 tools, sample = self.host.tools_of(prompt.columns), self._firsts[index] + number
                 row = Row(index * size + number, prompt, prompt, sample, tools, most, most)
                 self._rows[index].append(row)
-                self._ask(row, {"act": "start", "row": dict(prompt.columns), "prompt": asked})
+                self._ask(row, {"act": "start", "row": dict(prompt.columns), "prompt": prompt.asked})
 
     def _hear(self, waves: Sequence[range]) -> range:
         """Take in what environments have said, until all of one wave have replied; return that wave."""

@@ -130,9 +130,8 @@ class Programs(TurnsEngine):
         for program, slot in zip([program for program in programs if program.slot is None], free, strict=False):
             program.slot, program.since, prompt = slot, time.monotonic(), program.blank.prompt
             seed = episode_seed(self.seed, self._draw, prompt.id, 0, 0)  # all samples of a group begin alike
-            asked = [dict(each) for each in prompt.messages] if prompt.messages else prompt.text
             line = {"address": program.line.server.address, "key": program.line.key}
-            item = {**line, "row": dict(prompt.columns), "prompt": asked, "seed": seed}
+            item = {**line, "row": dict(prompt.columns), "prompt": prompt.asked, "seed": seed}
             program.pending = self.host.begin(slot, item, program.line.events)
         return [program for program in programs if program.pending is not None and not program.waits]
 
@@ -226,6 +225,7 @@ class Programs(TurnsEngine):
 
     def _refuse(self, program: _Program, call: Call, sentence: str, code: str = "invalid_request") -> None:
         call.refuse(f"the call is refused: {sentence}", code)
+        program.line.refused.append(sentence)
         program.refused, program.since = _ENDINGS.get(code) or program.refused, time.monotonic()
         program.refusals += 1
         if program.refusals > self._endpoint.max_turns:
@@ -274,8 +274,9 @@ class Programs(TurnsEngine):
         self._end(program)
         if not self._rows_of(program):
             self._rows[program.index].append(program.blank)
+        last = [f"; its last refused call: {each}" for each in program.line.refused[-1:]]
         for row in self._rows_of(program):
-            row.fail(why)
+            row.fail("".join([why, *last]))
 
     def _end(self, program: _Program) -> None:
         """End a program, if it runs, with the rows that have no turn."""

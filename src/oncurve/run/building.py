@@ -17,6 +17,7 @@ from oncurve.models import LoadedModel
 from oncurve.models.loading import has_template
 from oncurve.rewards import RewardSet
 from oncurve.rollout import RolloutEngine
+from oncurve.types import Prompt
 
 
 def build_learner(
@@ -67,27 +68,30 @@ def host_of(config: RunConfig, base: Path | None) -> Host | None:
 def first_episode(config: RunConfig, host: Host, rows: Rows, tokenizer: Any, room: int | None) -> list[tuple[str, str]]:
     """Play a turn for the first row, without the model; returns (role, text) of all that was said.
 
-    Raises ConfigError. DataError: with what the environment adds the prompt has more tokens than `room`.
+    Raises ConfigError: the environment fails, or gives no reward and none is set; programs have no chat, or tools
+    cannot be shown. ModelError: the chat template shows no tools. DataError: a row names no environment; with what the
+    environment adds the prompt has more tokens than `room`.
     """
     row, place = rows.items[0], rows.place(rows.numbers[0])
+    prompt = None if tokenizer is None else Prompts(rows, config.data, tokenizer)[0]
+    _check_rewards_and_rows(config, host, rows)
+    if prompt is not None:
+        _check_chat(config, host, prompt, tokenizer)
 
     def check(said: Any) -> None:
-        prompt = Prompts(rows, config.data, tokenizer)[0]
+        if prompt is None:
+            return
         dialogue = Dialogue(tokenizer, (), config.data.chat_template_kwargs)
         tokens = len(dialogue.opened(prompt, said, host.tools_of(row)).ids)
         if room is not None and tokens > room:
             fix = "let it say less, or lower rollout.max_new_tokens"
             raise DataError(f"{place}: with what the environment says it has {tokens} tokens, and {room} fit; {fix}")
 
-    asked = filled_prompt(row, config.data)
-    return rehearsed(host, prompt_columns(row, config.data), asked, check if tokenizer is not None else None)
+    asked = filled_prompt(row, config.data) if prompt is None else prompt.asked
+    return rehearsed(host, prompt_columns(row, config.data), asked, check)
 
 
-def check_tools(config: RunConfig, host: Host, rows: Rows, tokenizer: Any) -> None:
-    """Refuse tools that the model cannot be shown, and an environment without any reward.
-
-    Raises ConfigError. ModelError: the chat template shows no tools. DataError: a row names no environment.
-    """
+def _check_rewards_and_rows(config: RunConfig, host: Host, rows: Rows) -> None:
     if not host.about().get("scores", True) and all(reward.scores_turns for reward in config.rewards):
         raise ConfigError(f"rewards: {host.settings.title} has no get_reward; add a reward, or get_reward to it")
     tools = host.about().get("tools", ())
@@ -96,14 +100,28 @@ def check_tools(config: RunConfig, host: Host, rows: Rows, tokenizer: Any) -> No
             known = ", ".join(map(repr, tools))
             held = f"the column 'environment' holds {row.get('environment')!r}, and the environments are {known}"
             raise DataError(f"{rows.place(number)}: {held}")
-    shown = any(tools.values()) if isinstance(tools, Mapping) else tools
-    if shown and not host.settings.call_forms:
-        if Prompts(rows, config.data, tokenizer)[0].messages is None:
+
+
+def _check_chat(config: RunConfig, host: Host, prompt: Prompt, tokenizer: Any) -> None:
+    if host.settings.programs and not has_template(tokenizer):
+        raise ConfigError(
+            "environment: programs speak in chats, and the model's tokenizer has no chat template; use an "
+            "instruction-tuned model"
+        )
+    if shows_tools(host):
+        if prompt.messages is None:
+            plain = "or environment.calls and rollout.stop, for calls in plain text"
             raise ConfigError(
-                "environment: its tools are shown to the model by its chat template, and the prompts are no chat; "
-                "use an instruction-tuned model, and prompts that are messages, or leave data.chat out"
+                "environment: its tools are shown to the model by its chat template, and the prompts are no chat; use "
+                f"an instruction-tuned model and prompts that are messages, {plain}"
             )
         Dialogue(tokenizer, (), config.data.chat_template_kwargs).check_tools()
+
+
+def shows_tools(host: Host) -> bool:
+    """Return whether the chat template shows tools to the model."""
+    tools = host.about().get("tools", ())
+    return bool(any(tools.values()) if isinstance(tools, Mapping) else tools) and not host.settings.call_forms
 
 
 def with_environment(
@@ -124,8 +142,6 @@ def with_environment(
         return EpisodeEngine(*given)
     from oncurve.environments import Programs  # here: its packages are an extra
 
-    if not has_template(loaded.tokenizer):
-        raise ConfigError("environment: programs speak in chats, and the model's tokenizer has no chat template")
     return Programs(*given, longest=loaded.model.longest_row)
 
 

@@ -131,6 +131,7 @@ FAULTS = {
     "dies": "died: ",
     "hangs": "timeout: ",
     "text": "exception: ",
+    "unread": "exception: ",
 }
 
 
@@ -156,6 +157,7 @@ def test_a_broken_program_is_left_out_and_the_others_go_on_as_if_nothing_were():
     assert len(groups["many"].completions) == SIZE * 6
     assert all("got no answer" in each.fault for each in groups["long"].completions)
     assert all(each.fault.startswith("environment: exception: ") for each in groups["special"].completions)
+    assert all("last refused call: the call cannot be read: " in each.fault for each in groups["unread"].completions)
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
 
 
