@@ -13,4 +13,4 @@ def shown(text: str) -> str:
 
 def written(text: str) -> str:
     """Return the guess between brackets, as the game wants it."""
-    return f"[{' '.join(text.strip(':'))}]"
+    return f"[{' '.join(text)}]"
