@@ -159,6 +159,7 @@ def with_client(base_url, api_key, row):
         messages.append(choice.message)
         if choice.finish_reason != "tool_calls":
             break
+        assert choice.message.content == "I add."
         for made in choice.message.tool_calls:
             given = json.loads(made.function.arguments)
             messages.append({"role": "tool", "tool_call_id": made.id, "content": str(given["x"] + given["y"])})

@@ -60,8 +60,8 @@ def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
 
 def host_of(config: RunConfig, base: Path | None) -> Host | None:
     """Return what plays the episodes of `[environment]`; None: completions are of one turn."""
-    settings = config.environment.plays
-    return None if settings is None else Host(settings, base)
+    settings: Any = config.environment
+    return Host(settings, base) if settings.present else None
 
 
 def first_episode(config: RunConfig, host: Host, rows: Rows, tokenizer: Any, room: int | None) -> list[tuple[str, str]]:
@@ -119,14 +119,14 @@ def with_environment(
         raise ConfigError("environment: what it says is text, and the model has no tokenizer; give it one")
     dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs, host.settings.call_forms)
     keep = any("environments" in each.accepts.takes for each in rewards.components)
-    rollout = None
-    if host.settings.programs:
-        from oncurve.environments import Programs  # here: its packages are an extra
+    given = engine, host, dialogue, config.rollout, config.run.seed, keep
+    if not host.settings.programs:
+        return EpisodeEngine(*given)
+    from oncurve.environments import Programs  # here: its packages are an extra
 
-        rollout = partial(Programs, longest=loaded.model.longest_row)
-        if not has_template(loaded.tokenizer):
-            raise ConfigError("environment: programs speak in chats, and the model's tokenizer has no chat template")
-    return EpisodeEngine(engine, host, dialogue, config.rollout, config.run.seed, keep, rollout)
+    if not has_template(loaded.tokenizer):
+        raise ConfigError("environment: programs speak in chats, and the model's tokenizer has no chat template")
+    return Programs(*given, longest=loaded.model.longest_row)
 
 
 def engine_maker(config: RunConfig, loaded: LoadedModel) -> Callable[[], RolloutEngine]:

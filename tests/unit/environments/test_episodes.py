@@ -199,7 +199,7 @@ def killing(playing):
 
     def kill(index, group):
         if left.pop() if left else False:
-            for pid in playing.host.pids:
+            for pid in [pid for pool in playing.host.pools for pid in pool.pids]:
                 psutil.Process(pid).kill()
 
     return kill
@@ -217,7 +217,7 @@ def test_what_is_given_up_leaves_no_process():
     with engine("Broken") as playing:
         with pytest.raises(KeyboardInterrupt):
             playing.generate(prompts([{}, {"how": "hangs"}]), draw=0, on_group=_interrupt)
-        pids = playing.host.pids
+        pids = [pid for pool in playing.host.pools for pid in pool.pids]
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
 
 
