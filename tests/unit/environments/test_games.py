@@ -1,5 +1,6 @@
 """Games of other packages through their adapters, played as a worker plays them."""
 
+import itertools
 import json
 import re
 import time
@@ -76,6 +77,39 @@ def test_shipped_demonstrations_are_streams_of_games(name, largest):
             possible &= {">": higher, "<": lower, "": {int(guess)} | higher | lower}[hint]
         assert possible
         assert re.fullmatch(r"(\d+ [<>] )*\d+ ", row["completion"])
+
+
+def pegs(code, guess):
+    black = sum(map(str.__eq__, code, guess))
+    return "b" * black + "w" * (len(set(code) & set(guess)) - black) or "-"
+
+
+CODES = ["".join(code) for code in itertools.permutations("123456", 2)]
+
+
+def test_mastermind_is_won_by_the_first_code_that_agrees_with_all_pegs():
+    pytest.importorskip("textarena")
+    settings = load_config("textarena_mastermind")[0].environment
+    ask = episode("textarena", **settings.model_dump(include={"id", "settings", "observation", "action"}))
+    for seed in range(30):
+        assert begin(ask, seed=seed) == "1-6: "
+        possible, found = CODES, {"done": False}
+        while not found["done"]:
+            guess = possible[0]
+            said, found = reply(ask, guess)
+            possible = [code for code in possible if pegs(code, guess) == said.strip()]
+        assert found["outcome"] == 1.0
+    begin(ask, seed=0)
+    assert [reply(ask, guess)[0] for guess in ("7", "11")] == ["! ", ""]
+
+
+def test_the_demonstrations_of_mastermind_are_streams_of_games():
+    lines = (RECIPES / "demonstrations" / "textarena_mastermind.jsonl").read_text().splitlines()
+    for row in map(json.loads, lines):
+        *turns, last = [tuple(turn.split(":")) for turn in row["completion"].split(" ")]
+        assert (row["prompt"], last[1]) == ("1-6: ", "")
+        assert {guess for guess, _ in [*turns, last]} <= set(CODES)
+        assert any(all(pegs(code, guess) == said for guess, said in turns) for code in CODES)
 
 
 def test_countdown_is_right_with_each_number_once_and_the_target_alone():
