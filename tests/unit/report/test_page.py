@@ -176,11 +176,11 @@ def test_a_fault_is_said_where_it_happened(tmp_path) -> None:
 
 def test_a_chart_lies_within_its_drawing() -> None:
     chart = chart_of("reward/mean", [{"step": s, "reward/mean": (s * 37 % 11) / 10} for s in range(1, 1001)])
-    places = [tuple(map(float, pair.split(","))) for pair in f"{chart.line} {chart.raw}".split()]
+    places = [tuple(map(float, pair.split(","))) for pair in f"{chart['line']} {chart['raw']}".split()]
     assert len(places) <= 800
     assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in places)
-    assert len(chart.points) <= 80
-    assert not chart.dots
+    assert len(chart["points"]) <= 80
+    assert not chart["dots"]
 
 
 LINES = [{"step": float(step), "reward/mean": step / 4, "policy/kl": 0.0} for step in range(1, 5)]
