@@ -50,18 +50,19 @@ def write_report(directory: Path) -> Path:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """Return a page of `oncurve/templates`. Every text in it is escaped, its control characters are visible."""
+    """Return a page of `oncurve/templates`. Control characters in every text are visible; HTML is escaped."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("oncurve", "templates"),
-        autoescape=True,
+        autoescape=jinja2.select_autoescape(["html.j2"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,  # markup is made of such texts
     )
+    templates.filters["inline"] = lambda text: " ".join(text.replace("`", "'").split())  # of Markdown
     templates.filters["number"] = lambda value: "none" if value is None else short(value)
     templates.filters["signed"] = lambda value: "none" if value is None else f"{value:+.2f}".replace("-", "−")
-    return templates.get_template(template).render(width=WIDTH, height=HEIGHT, **values)
+    return templates.get_template(template).render({"width": WIDTH, "height": HEIGHT, **values})
 
 
 def render_report(run: RunRecord) -> str:
