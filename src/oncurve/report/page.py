@@ -67,7 +67,7 @@ def rendered(template: str, **values: Any) -> str:
 
 def render_report(run: RunRecord) -> str:
     """Return the page's HTML: self-contained, no script, no request to anywhere."""
-    metrics, config = _with_evaluation(run), run.config or {}
+    metrics, config = run.metrics, run.config or {}
     keys = dict.fromkeys(key for line in metrics for key in line if key not in NOT_DRAWN)
     featured = _featured(list(keys))
     advantage = as_written(config.get("advantage"), ADVANTAGE_KINDS, "grpo")
@@ -92,22 +92,6 @@ def _featured(keys: Sequence[str]) -> list[str]:
     found = {"rewards/": parts if len(parts) > 1 else []}
     featured = FEATURED if "reward/mean" in keys else ("policy/objective_loss", "eval/loss", *FEATURED)
     return [key for name in featured for key in found.get(name, [name] if name in keys else [])]
-
-
-def _with_evaluation(run: RunRecord) -> list[Mapping[str, float]]:
-    """Return the metrics, with the evaluations before and after the run as first and last point of `eval/accuracy`."""
-    metrics: list[Mapping[str, float]] = list(run.metrics)
-    before, after = (_accuracy(run, when) for when in ("before", "after"))
-    if before is not None:
-        metrics.insert(0, {"step": 0.0, "eval/accuracy": before[0]})
-    if after is not None and metrics and "eval/accuracy" not in metrics[-1]:
-        metrics.append({"step": metrics[-1]["step"], "eval/accuracy": after[0]})
-    return metrics
-
-
-def _accuracy(run: RunRecord, when: str) -> list[float] | None:
-    accuracy = ((run.evaluation or {}).get(when) or {}).get("greedy_accuracy")
-    return accuracy if isinstance(accuracy, list) and len(accuracy) == 3 else None
 
 
 def _facts(run: RunRecord) -> list[str]:
@@ -144,13 +128,8 @@ def _duration(seconds: float) -> str:
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     """Return (label, value, note) of the big numbers at the top: held-out accuracy where it was measured first."""
     tiles = []
-    before, after = _accuracy(run, "before"), _accuracy(run, "after")
-    if after is not None:
-        value = f"{100 * before[0]:.1f} → {100 * after[0]:.1f}\xa0%" if before else f"{100 * after[0]:.1f}\xa0%"
-        interval = f"95\xa0% interval {100 * after[1]:.1f} to {100 * after[2]:.1f}\xa0%"
-        tiles.append(("held-out accuracy, greedy", value, interval))
     found = [(line["step"], line["eval/accuracy"]) for line in run.metrics if {"step", "eval/accuracy"} <= line.keys()]
-    if found and after is None:
+    if found:
         (start, first), (end, last) = found[0], found[-1]
         value = f"{100 * first:.1f} → {100 * last:.1f}\xa0%" if len(found) > 1 else f"{100 * last:.1f}\xa0%"
         times = [f"after step {step:.0f}" if step else "before training" for step in dict.fromkeys((start, end))]

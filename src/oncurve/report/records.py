@@ -129,7 +129,6 @@ class RunRecord:
 
     metrics      one mapping per step, in order            steps       those whose groups are kept, ascending
     config       `config.toml`, parsed and as text       environment  `environment.json`
-    evaluation   `evaluation.json`: {"before": Evaluation.to_json(), "after": ..., "gain": [value, low, high]}
     damage       a sentence for each of these files that is damaged, whose damaged part is left out
     """
 
@@ -139,7 +138,6 @@ class RunRecord:
     config: Mapping[str, Any] | None = None
     config_text: str = ""
     environment: Mapping[str, Any] | None = None
-    evaluation: Mapping[str, Any] | None = None
     damage: tuple[str, ...] = ()
 
     def groups(self, step: int) -> list[dict[str, Any]]:
@@ -155,9 +153,7 @@ def read_run(directory: Path) -> RunRecord:
     """
     if not directory.is_dir():
         raise RunDirectoryError(f"{directory} is not a folder. Name the --out of an earlier `oncurve train`.")
-    metrics, config, environment, evaluation = (
-        directory / name for name in ("metrics.jsonl", "config.toml", "environment.json", "evaluation.json")
-    )
+    metrics, config, environment = (directory / name for name in ("metrics.jsonl", "config.toml", "environment.json"))
     if not metrics.is_file() and not config.is_file():
         raise RunDirectoryError(f"{directory} has neither metrics.jsonl nor config.toml: it is not a run of oncurve.")
     text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
@@ -169,7 +165,6 @@ def read_run(directory: Path) -> RunRecord:
         config=_parsed(text),
         config_text=text,
         environment=_object(environment, damage),
-        evaluation=_object(evaluation, damage),
         damage=tuple(damage),
     )
 

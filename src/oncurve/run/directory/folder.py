@@ -56,7 +56,7 @@ SFT, SFT_ROWS = "sft", "sft_data.jsonl"
 REPLIES, EVAL_REPLIES = "replies", "eval_replies"
 MARK = b"oncurve run\n"
 BEGINNING = (ENVIRONMENT, IDENTITY, ROWS, f"eval_{ROWS}", SFT_ROWS, f"eval_{SFT_ROWS}")
-FILES = (CONFIG, *BEGINNING, "metrics.jsonl", "replay.jsonl", "report.html", "evaluation.json")
+FILES = (CONFIG, *BEGINNING, "metrics.jsonl", "replay.jsonl", "report.html")
 HISTORY, PRODUCTS = "history", ("model", "reward_model")
 FOLDERS = (
     "checkpoints",
