@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,9 @@ def introduce(console: Console, run: Run) -> None:
     )
 
 
-def conclude(console: Console, figures: Mapping[str, Interval], pairs: list[tuple[Result, Result]], out: Path) -> None:
+def conclude(
+    console: Console, figures: Mapping[str, Interval], pairs: Sequence[tuple[Result, Result]], out: Path
+) -> None:
     """The result: accuracy before and after, three problems, what to try next."""
     gain = figures["gain"]
     console.print(Text(f"\nAccuracy on {len(pairs)} held-out problems", "bold"))
@@ -101,7 +103,7 @@ def what_next(out: Path) -> tuple[tuple[str, str], ...]:
     )
 
 
-def three_problems(pairs: Iterable[tuple[Result, Result]]) -> list[tuple[Result, Result]]:
+def three_problems(pairs: Sequence[tuple[Result, Result]]) -> list[tuple[Result, Result]]:
     """Three held-out problems: if possible two that were learned, and one that is still wrong."""
     learned = [pair for pair in pairs if pair[1]["right"] and not pair[0]["right"]]
     missed = [pair for pair in pairs if not pair[1]["right"]]
