@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -125,28 +126,26 @@ def _held_out_by_default(config: RunConfig, base: Path) -> list[Argument]:
     return [Argument("data", "data.eval_fraction", fraction), Argument("data", "eval.every", every)]
 
 
-def words_for(option: str, value: str, options: Collection[str]) -> tuple[list[str], str]:
-    """Return the words to type for an option that a command does not have, and a note; no words: none are known.
+def words_for(option: str, value: str, options: Collection[str]) -> str | None:
+    """Return what to write in place of an option that a command does not have, or None where nothing is known.
 
-    `options`: those that the command has. Example: `words_for("--lr", "1e-5", [])` is `(["learner.learning_rate=1e-5"],
-    "")`.
+    `options`: those that the command has. Example: `words_for("--lr", "1e-5", [])` is `"learner.learning_rate=1e-5"`.
     """
     name = option.lstrip("-").replace("-", "_")
-    own = f"--{OTHER_NAMES.get(name)}"
-    if own in options:
-        return [own, value], ""
-    key_of = {argument: key for key, argument in reversed(ARGUMENT_OF.items())}
-    word = word_for(name)
+    key_of, word = {argument: key for key, argument in reversed(ARGUMENT_OF.items())}, word_for(name)
     keys = [key_of[name]] if name in key_of else list(word.keys) if word is not None else RUN.owners(name)
-    if not keys and word is None:
-        near = nearest(name, [*key_of, *known_words(), *OTHER_NAMES])
-        return words_for(near, value, options) if near not in (None, name) else ([], "")
-    own = f"--{ARGUMENT_OF.get(keys[0]) if keys else None}"
-    if own in options:
-        return [own, value], ""
-    if word is None and len(keys) > 1:
-        return [], f"one of {', '.join(keys)}"
-    return [f"{key}={value}" for key in keys], word.note if word is not None else ""
+    own = [f"--{each}" for each in (OTHER_NAMES.get(name), *map(ARGUMENT_OF.get, keys[:1])) if f"--{each}" in options]
+    if own:
+        return shlex.join([own[0], value])
+    if keys == ["model.path"]:
+        return f"{shlex.quote(value)} as the first word"
+    if keys or word is not None:
+        if word is None and len(keys) > 1:
+            return f"one of {', '.join(keys)}"
+        note = f" ({word.note})" if word is not None and word.note else ""
+        return shlex.join(f"{key}={value}" for key in keys) + note
+    near = nearest(name, [*key_of, *known_words(), *OTHER_NAMES])
+    return None if near in (None, name) else words_for(str(near), value, options)
 
 
 def _names_model(target: str) -> bool:
