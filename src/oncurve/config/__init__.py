@@ -21,7 +21,6 @@ from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.config.arguments import (
-        Argument as Argument,
         check_argument_names as check_argument_names,
         explains_arguments as explains_arguments,
         tables_of as tables_of,

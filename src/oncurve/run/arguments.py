@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypedDict, get_type_hints
 
 from oncurve.base.errors import ConfigError, refuse, shown
 from oncurve.components import Component
-from oncurve.config import Argument, RunConfig, find_recipe, load_config, tables_of
+from oncurve.config import RunConfig, find_recipe, load_config, tables_of
 from oncurve.rewards import REWARD_KINDS, path_of
 
 
@@ -103,15 +103,15 @@ OTHER_NAMES = {
 }
 
 
-def arguments_of(named: Mapping[str, Any]) -> list[Argument]:
-    """Return the arguments that are one setting each, by name; None: not given."""
-    return [Argument(name, KEY_OF[name], value) for name, value in named.items() if value is not None]
+def arguments_of(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are one setting each, by key; None: not given."""
+    return {KEY_OF[name]: value for name, value in named.items() if value is not None}
 
 
 def configured(
     recipe: str | Path | None,
     preset: str | Sequence[str] | None,
-    arguments: Sequence[Argument],
+    arguments: Mapping[str, Any],
     settings: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     word: str = "preset",
@@ -129,18 +129,18 @@ def configured(
     return load_config(recipe, [*extends, *overrides], settings=tables_of(arguments, settings))
 
 
-def data_arguments(data: Any) -> list[Argument]:
+def data_arguments(data: Any) -> dict[str, Any]:
     """Return the data as settings: a file, or rows in memory."""
     if data is None:
-        return []
+        return {}
     kind, key, value = ("files", "path", str(data)) if isinstance(data, (str, Path)) else ("list", "rows", data)
-    return [Argument("data", "data.kind", kind), Argument("data", f"data.{key}", value)]
+    return {"data.kind": kind, f"data.{key}": value}
 
 
-def environment_arguments(environment: Any, tools: Any) -> list[Argument]:
+def environment_arguments(environment: Any, tools: Any) -> dict[str, Any]:
     """Return an environment and tools, as classes and functions or as paths, as settings. Raises ConfigError."""
     if isinstance(environment, Component) and not tools:
-        return [Argument("environment", "environment", environment)]
+        return {"environment": environment}
     table: dict[str, Any] = {}
     if isinstance(environment, str):
         table = {"kind": "tools", "path": environment} if ":" in environment else {"kind": environment}
@@ -163,10 +163,7 @@ def environment_arguments(environment: Any, tools: Any) -> list[Argument]:
         if not paths and not all(map(callable, given)):
             raise ConfigError("tools: expected functions, or paths like 'file.py:add'")
         table = {"kind": "tools", **table, ("tools" if paths else "functions"): tuple(given)}
-    return [
-        Argument("tools" if key in ("tools", "functions") else "environment", f"environment.{key}", value)
-        for key, value in table.items()
-    ]
+    return {f"environment.{key}": value for key, value in table.items()}
 
 
 def objects_of(config: RunConfig) -> dict[str, Any]:
@@ -182,12 +179,12 @@ def check_for_stage(said: Iterable[str]) -> None:
     refuse(f"{key}: a warm start has its own, sft.{instead[key]}" for key in said if key in instead)
 
 
-def reward_arguments(reward: Any) -> list[Argument]:
+def reward_arguments(reward: Any) -> dict[str, Any]:
     """Return the rewards as settings: one, or several."""
     if reward is None:
-        return []
+        return {}
     alone = isinstance(reward, (str, Mapping, Component)) or callable(reward) or not isinstance(reward, Sequence)
-    return [Argument("reward", "rewards", [_reward_table(item) for item in ([reward] if alone else reward)])]
+    return {"rewards": [_reward_table(item) for item in ([reward] if alone else reward)]}
 
 
 def _reward_table(reward: Any) -> Any:

@@ -77,7 +77,7 @@ def evaluate_target(
     words = [*whole, *overrides, *([f"eval.limit={limit}"] if limit is not None else [])]
     _check_target(target, folder, is_run or recipe is not None or bool(overrides or data or reward))
     source = recipe or (folder / "config.toml" if is_run else None)
-    arguments = [*data_arguments(data), *reward_arguments(list(reward) or None)]
+    arguments = data_arguments(data) | reward_arguments(list(reward) or None)
 
     def settings(words: Sequence[str]) -> tuple[RunConfig, Path]:
         return configured(source, list(presets) or None, arguments, overrides=words, word="--preset")

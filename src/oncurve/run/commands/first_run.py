@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from oncurve.base.errors import ConfigError, UserError, command, nearest, shown, suggest
 from oncurve.base.hints import known_words, word_for
 from oncurve.base.output import complain
 from oncurve.base.paths import names_rows, usable_path
 from oncurve.base.shipped import PRESETS, RECIPES, SUFFIXES, shipped
-from oncurve.config import RUN, Argument, RunConfig, names_recipe
+from oncurve.config import RUN, RunConfig, names_recipe
 from oncurve.data import read_rows
 from oncurve.run.arguments import (
     ARGUMENT_OF,
@@ -61,12 +62,12 @@ def command_config(
     held_out = _held_out_by_default(found[0], found[1])
     if not held_out:
         return found
-    rows, every = (argument.value for argument in held_out)
+    rows, every = held_out.values()
     complain(
         f"by default {rows:.3g} of the rows is held out, and evaluated every {every} steps (data.eval_fraction, "
         "eval.every); data.eval_fraction=0 trains on all rows"
     )
-    return _configured(target, is_model, overrides, [*data_arguments(data), *held_out], rewards, presets)
+    return _configured(target, is_model, overrides, data_arguments(data) | held_out, rewards, presets)
 
 
 def sft_config(
@@ -82,7 +83,7 @@ def sft_config(
     """
     overrides, data = data_among(overrides, data)
     check_for_stage(word.partition("=")[0] for word in overrides)
-    shown_by, is_model = [] if data is None else [Argument("--data", "sft.data", data)], _names_model(target)
+    shown_by, is_model = {} if data is None else {"sft.data": data}, _names_model(target)
     config, base, _ = _configured(target, is_model, overrides, shown_by, rewards, presets)
     return config.stage, base, "sft" if is_model else target
 
@@ -91,13 +92,13 @@ def _configured(
     target: str | None,
     is_model: bool,
     overrides: Sequence[str],
-    arguments: Sequence[Argument],
+    arguments: Mapping[str, Any],
     rewards: Sequence[str],
     presets: Sequence[str],
 ) -> tuple[RunConfig, Path, str]:
     """Return configuration, folder and name. `arguments`: those of the data."""
-    model = [Argument("MODEL", "model.path", target)] if is_model else []
-    given = [*model, *arguments, *reward_arguments(list(rewards) or None)]
+    given = {"model.path": target} if is_model else {}
+    given |= {**arguments, **reward_arguments(list(rewards) or None)}
     recipe = None if is_model else target
     config, base = configured(recipe, list(presets) or None, given, overrides=overrides, word="--preset")
     return config, base, recipe or "-".join(presets or ["grpo"])
@@ -111,19 +112,19 @@ def data_among(words: Sequence[str], data: str | None) -> tuple[list[str], str |
     return [word for word in words if word != rows[0]], rows[0]
 
 
-def _held_out_by_default(config: RunConfig, base: Path) -> list[Argument]:
+def _held_out_by_default(config: RunConfig, base: Path) -> dict[str, Any]:
     """Return the settings that hold rows out, where there are enough and the run does not evaluate yet."""
     if config.data.holds_out or config.eval.every or not config.rewards:
-        return []
+        return {}
     try:
         count = len(read_rows(config.data, base)[0])
     except UserError:
-        return []  # the command itself reports it, or does not read the data
+        return {}  # the command itself reports it, or does not read the data
     if count < ENOUGH_ROWS:
-        return []
+        return {}
     fraction = min(0.1, MOST_HELD_OUT / count)
     every = min(EVALUATED_EVERY, config.over(count - int(fraction * count)).run.steps)
-    return [Argument("data", "data.eval_fraction", fraction), Argument("data", "eval.every", every)]
+    return {"data.eval_fraction": fraction, "eval.every": every}
 
 
 def words_for(option: str, value: str, options: Collection[str]) -> str | None:
