@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from oncurve.base.errors import ConfigError
 from oncurve.compat.dialect import Translation
@@ -12,7 +11,7 @@ from oncurve.config import RunConfig, load_config, tables_of
 
 
 def config_of(
-    translation: Translation, overrides: Iterable[str] = (), arguments: Mapping[str, Any] | None = None
+    translation: Translation, overrides: Iterable[str] = (), arguments: Mapping[str, object] | None = None
 ) -> tuple[RunConfig, Path]:
     """Return the configuration that a translation describes, and the folder that its relative paths start in.
 
