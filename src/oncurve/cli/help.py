@@ -16,6 +16,9 @@ _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 EXAMPLES: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("examples.toml").read_text(encoding="utf-8"))
 """Command lines of each command, for its help."""
 
+OPTIONS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("options.toml").read_text("utf-8"))
+"""The help of arguments and options, by command."""
+
 
 def _lists(name: str) -> dict[str, list[str]]:
     """Return words that a command takes, for the end of its help."""
@@ -53,6 +56,14 @@ class CommandWithExamples(TyperCommand):
                 words = words_for(option, value if equals else following, known)
                 wrong += [] if words is None else [f"no such option: {option}; write {words}"]
         refuse(wrong)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments and options, with their texts from `options.toml`."""
+        texts = OPTIONS["all"] | OPTIONS.get(ctx.command_path.partition(" ")[2], {})
+        each: Any
+        for each in self.params:
+            each.help = "" if each.hidden else texts[each.opts[0]]
+        super().format_options(ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Examples, then recipes, presets or machines by name."""
