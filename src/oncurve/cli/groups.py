@@ -88,7 +88,7 @@ def data_check(
 
     config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "data check")
     found = check_data_of(config, base)
-    show(found, as_json)
+    show(found.text(), found.to_json(), as_json)
     if found.problems:
         raise typer.Exit(2)
 
@@ -116,7 +116,7 @@ def reward_check(
 
     config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "reward check")
     found = check_rewards_of(config, base, sample, completions, column, prompts)
-    show(found, as_json)
+    show(found.text(), found.to_json(), as_json)
     if found.worthless:
         raise typer.Exit(2)
 
@@ -158,11 +158,11 @@ def reward_model_label(
     label_samples(config, base, out, kind, prompts, verifier, continuations)  # type: ignore[arg-type]
 
 
-def show(found: Any, as_json: bool) -> None:
-    """Print a result that has `text()` and `to_json()`, the latter as the last line where `as_json`."""
-    say(found.text())
+def show(text: str, value: Any, as_json: bool) -> None:
+    """Print a result as text, and its `value` as a last line of JSON where `as_json`."""
+    say(text)
     if as_json:
-        say(json.dumps(found.to_json()))
+        say(json.dumps(value))
 
 
 def exit_with(stopped_by: str | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from oncurve.base.errors import ConfigError
 from oncurve.base.output import say
-from oncurve.cli.groups import Json
+from oncurve.cli.groups import Json, show
 
 
 def show_command(
@@ -36,9 +35,7 @@ def show_command(
         found = look_at_flips(directory, since, step, group) if flips else look_at(directory, step, group, completion)
     except KeyError as error:
         raise ConfigError(f"--group: these evaluations have no problem {group}") from error
-    say(show_text(found))
-    if as_json:
-        say(json.dumps(found))
+    show(show_text(found), found, as_json)
 
 
 def view_command(

@@ -5,7 +5,6 @@ Exit codes: 0 success, 1 the run failed, 2 bad input, 129, 130 or 143 stopped by
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -27,6 +26,7 @@ from oncurve.cli.groups import (
     Json,
     Overrides,
     Preset,
+    Recipe,
     Reward,
     Trust,
     config_app,
@@ -125,9 +125,9 @@ def train(
 
 @app.command(cls=CommandWithExamples)
 def sft(
-    recipe: Annotated[str, typer.Argument(metavar=RECIPE)],
+    recipe: Recipe,
     overrides: Overrides = None,
-    data: str | None = None,
+    data: Data = None,
     reward: Reward = None,
     preset: Preset = None,
     out: Path | None = None,
@@ -183,9 +183,7 @@ def runs(
     from oncurve.run import list_runs, table_of
 
     found = list_runs(folder)
-    say(table_of(found))
-    if as_json:
-        say(json.dumps([run.to_json() for run in found]))
+    show(table_of(found), [run.to_json() for run in found], as_json)
 
 
 @app.command(cls=CommandWithExamples)
@@ -226,17 +224,10 @@ def evaluate_command(
     """
     from oncurve.run import evaluate_target
 
-    evaluation = evaluate_target(
-        target,
-        overrides or [],
-        recipe=recipe,
-        n=n,
-        limit=limit,
-        data=data,
-        reward=reward or [],
-        presets=preset or [],
+    name, found = evaluate_target(
+        target, overrides or [], recipe=recipe, n=n, limit=limit, data=data, reward=reward or [], presets=preset or []
     )
-    show(evaluation, as_json)
+    show(f"{name}: {found.text()}", {"model": name, **found.to_json()}, as_json)
 
 
 @app.command(cls=CommandWithExamples)
@@ -282,7 +273,7 @@ def plan_command(
         config = config.model_copy(update={"model": config.model.model_copy(update={"trust_remote_code": False})})
         known = (model, parameters, prompt_tokens, (machine, memory), words)
         found = forecast_command(config, base, recipe or "no recipe", *known, lambda line: complain(f"{line} ..."))
-    show(found, as_json)
+    show(found.text(), found.to_json(), as_json)
     if not found.fits:
         raise typer.Exit(1)
 
@@ -299,9 +290,7 @@ def doctor(
     from oncurve.doctor import diagnose, in_words
 
     found = diagnose(directory)
-    say(in_words(found))
-    if as_json:
-        say(json.dumps(found.to_json()))
+    show(in_words(found), found.to_json(), as_json)
     if not found.healthy:
         raise typer.Exit(1)
 

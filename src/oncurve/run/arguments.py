@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, get_type_hints
@@ -90,17 +91,10 @@ SFT_ARGUMENT_OF = {
 }
 """The argument of `sft` for a setting."""
 
-OTHER_NAMES = {
-    **dict.fromkeys(("dataset", "train_dataset", "prompts", "rows", "train_data", "train_files"), "data"),
-    **dict.fromkeys(("reward_fn", "reward_func", "reward_funcs", "reward_function", "rewards"), "reward"),
-    **dict.fromkeys(("args", "config", "overrides"), "settings"),
-    **dict.fromkeys(("processing_class", "tok"), "tokenizer"),
-    **dict.fromkeys(("ref_model", "reference_model"), "reference"),
-    **dict.fromkeys(("output_dir", "out_dir", "directory", "save_path", "default_local_dir"), "out"),
-    **dict.fromkeys(("callbacks", "callback", "logger"), "on_step"),
-    **dict.fromkeys(("environment_factory", "env", "environments"), "environment"),
-    **dict.fromkeys(("algorithm", "adv_estimator"), "preset"),
-}
+_TABLE = tomllib.loads((Path(__file__).parent / "other_names.toml").read_text(encoding="utf-8"))
+
+OTHER_NAMES: dict[str, str] = {name: argument for argument, names in _TABLE.items() for name in names.split()}
+"""The argument that another name means."""
 
 
 def arguments_of(named: Mapping[str, Any]) -> dict[str, Any]:

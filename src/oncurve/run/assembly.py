@@ -183,16 +183,6 @@ class Run(Closing):
         self.learner.export(path)
         write_card(path, self.config, None if self.directory is None else self.directory.path)
 
-    def save_reward_model(self, path: Path) -> bool:
-        """Return the reward model as the iterations have left it, in Hugging Face form; whether there is one."""
-        if self.iterations is not None:
-            self.iterations.learner.export(path)
-        return self.iterations is not None
-
-    def check_folder(self, folder: Path) -> None:
-        """Raises ConfigError: not all processes that write checkpoints see `folder`, the run's."""
-        self.config.cluster.check_folder(self.learner, folder)
-
     def open_directory(self, directory: RunDirectory, identity: Mapping[str, Any] | None = None) -> None:
         """Write into `directory` from now on: checkpoints, which name the run they are of, and what steps leave."""
         self.directory = directory
@@ -206,11 +196,6 @@ class Run(Closing):
         if self.trainer.recorder is not None:
             self.trainer.recorder.check()
 
-    def begin(self) -> None:
-        """Start a new run in the open directory."""
-        assert self.directory is not None
-        self._record()
-
     def restore(self) -> list[str]:
         """Load the newest checkpoint that verifies; returns remarks on it for the user, one per line."""
         assert self.trainer.checkpoints is not None
@@ -223,9 +208,9 @@ class Run(Closing):
             changes = environment_changes(before, self.trainer.config.environment)
             if changes:
                 lines.append("not exact: the run goes on, but not to the same bits, because " + "; ".join(changes))
-        return [*lines, *self._record()]
+        return [*lines, *self.record()]
 
-    def _record(self) -> list[str]:
+    def record(self) -> list[str]:
         """Write down the steps that follow; returns remarks on the files that are there."""
         assert self.directory is not None
         self.directory.check_kept()

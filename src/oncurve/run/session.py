@@ -162,14 +162,14 @@ def create_directory(run: Run, out: Path) -> None:
     """Make the run's directory, after all checks, and begin."""
     directory = RunDirectory.create(out, run.trainer.config.environment)
     with directory.beginning():
-        run.check_folder(out)
+        run.config.cluster.check_folder(run.learner, out)
         data = run.config.data.kept_as(out / ROWS)  # a resumed run needs the rows, too
         config = run.config.model_copy(update={"data": data, "sft": run.config.sft.kept_as(out / SFT_ROWS)})
         content = to_toml(config)
         identity = directory.keep_identity(identity_of(config, out), content)
         directory.keep_config(content)
     run.open_directory(directory, identity)
-    run.begin()
+    run.record()
 
 
 def finish(
@@ -215,7 +215,8 @@ def finish(
     if stopped is None:
         try:
             run.save_model(path / "model")  # what the run was for comes first
-            run.save_reward_model(path / "reward_model")
+            if run.iterations is not None:
+                run.iterations.learner.export(path / "reward_model")
         except DiskError as error:
             say(console, *tracking.close())
             how = f"once there is space, this writes it: {how_to_go_on(run)}"

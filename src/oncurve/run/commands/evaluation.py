@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +32,6 @@ from oncurve.run.row_lengths import fix_reach, opened
 from oncurve.trainer import Checkpoints
 
 
-@dataclass(frozen=True)
-class TargetEvaluation:
-    """The evaluation of a model, and the model's `name`."""
-
-    name: str
-    evaluation: Evaluation
-
-    def text(self) -> str:
-        """Return the evaluation as lines to read."""
-        return f"{self.name}: {self.evaluation.text()}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {"model": self.name, **self.evaluation.to_json()}
-
-
 def evaluate_target(
     target: str,
     overrides: Sequence[str] = (),
@@ -58,8 +42,9 @@ def evaluate_target(
     data: str | None = None,
     reward: Sequence[str] = (),
     presets: Sequence[str] = (),
-) -> TargetEvaluation:
-    """Evaluate a run's directory, or a model (directory or hub id) on the prompts and rewards of `recipe`.
+) -> tuple[str, Evaluation]:
+    """Evaluate a run's directory, or a model (directory or hub id) on the prompts and rewards of `recipe`;
+    returns its name, too.
 
     `data`, all of whose rows are evaluated, `reward` and `presets` are those of `train`, in place of the recipe's.
 
@@ -104,7 +89,7 @@ def evaluate_target(
             engine.follow(LocalWeights(loaded.model, 0))
             with answers_kept(rewards, folder if is_run else None):
                 found = evaluate_policy(engine, rewards, prompts, config, n)
-            return TargetEvaluation(target, replace(found, held_out=held_out, source=data))
+            return target, replace(found, held_out=held_out, source=data)
 
 
 def _check_target(target: str, folder: Path, told: bool) -> None:
@@ -178,14 +163,14 @@ def prompts_from(run: Run, rows: Any) -> Prompts:
     return prompts
 
 
-def _unfinished(folder: Path, config: RunConfig, base: Path, n: int, data: str | None) -> TargetEvaluation:
+def _unfinished(folder: Path, config: RunConfig, base: Path, n: int, data: str | None) -> tuple[str, Evaluation]:
     """Return the evaluation of the newest checkpoint of a run that has not ended."""
     with assemble(config.model_copy(update={"cluster": Cluster()}), base, resumed=True) as run:  # nothing is trained
         found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:
             raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; {command('resume', folder)}")
         with answers_kept(run.rewards, folder):
-            return TargetEvaluation(f"{folder}, step {found[0].step}", replace(run.evaluate(n), source=data))
+            return f"{folder}, step {found[0].step}", replace(run.evaluate(n), source=data)
 
 
 def _rows(config: RunConfig, base: Path) -> tuple[Any, bool]:
