@@ -54,7 +54,7 @@ class CommandWithExamples(TyperCommand):
             option, equals, value = word.partition("=")
             if option not in known and _OPTION.fullmatch(option):
                 words = words_for(option, value if equals else following, known)
-                wrong += [] if words is None else [f"no such option: {option}; write {words}"]
+                wrong += [] if words is None else [f"no such option: {option}; {words}"]
         refuse(wrong)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -128,25 +128,27 @@ def _held_out_by_default(config: RunConfig, base: Path) -> dict[str, Any]:
 
 
 def words_for(option: str, value: str, options: Collection[str]) -> str | None:
-    """Return what to write in place of an option that a command does not have, or None where nothing is known.
+    """Return what to do in place of an option that a command does not have, or None where nothing is known.
 
-    `options`: those that the command has. Example: `words_for("--lr", "1e-5", [])` is `"learner.learning_rate=1e-5"`.
+    `options`: those that the command has. Example: `words_for("--lr", "1e-5", [])` is `"write
+    learner.learning_rate=1e-5"`.
     """
     name = option.lstrip("-").replace("-", "_")
     key_of, word = {argument: key for key, argument in reversed(ARGUMENT_OF.items())}, word_for(name)
     keys = [key_of[name]] if name in key_of else list(word.keys) if word is not None else RUN.owners(name)
     own = [f"--{each}" for each in (OTHER_NAMES.get(name), *map(ARGUMENT_OF.get, keys[:1])) if f"--{each}" in options]
     if own:
-        return shlex.join([own[0], value])
+        return f"write {shlex.join([own[0], value])}"
     if keys == ["model.path"]:
-        return f"{shlex.quote(value)} as the first word"
-    if keys or word is not None:
-        if word is None and len(keys) > 1:
-            return f"one of {', '.join(keys)}"
-        note = f" ({word.note})" if word is not None and word.note else ""
-        return shlex.join(f"{key}={value}" for key in keys) + note
-    near = nearest(name, [*key_of, *known_words(), *OTHER_NAMES])
-    return None if near in (None, name) else words_for(str(near), value, options)
+        return f"write {shlex.quote(value)} as the first word"
+    if word is None and len(keys) > 1:
+        return f"write one of {', '.join(keys)}"
+    if not keys and word is None:
+        near = nearest(name, [*key_of, *known_words(), *OTHER_NAMES])
+        return None if near is None or near == name else words_for(near, value, options)
+    note = word.note if word is not None else ""
+    written = shlex.join(f"{key}={value}" for key in keys)
+    return f"write {written}" + (f" ({note})" if note else "") if keys else note
 
 
 def _names_model(target: str) -> bool:
