@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def render_report(run: RunRecord) -> str:
     advantage = as_written(config.get("advantage"), ADVANTAGE_KINDS, "grpo")
     return rendered(
         "report.html.j2",
-        name=str(_at(config, "run", "name") or run.directory.resolve().name),
+        name=str(run.setting("run", "name") or run.directory.resolve().name),
         facts=_facts(run),
         tiles=_tiles(run),
         damage=run.damage,
@@ -97,12 +97,12 @@ def _featured(keys: Sequence[str]) -> list[str]:
 def _facts(run: RunRecord) -> list[str]:
     """Return the line below the title: the model, the steps, the time, the device."""
     config, environment = run.config or {}, run.environment or {}
-    facts = [str(value) for value in (_at(config, "model", "path"), config.get("extends")) if value]
-    rank, adapter = _at(config, "lora", "rank"), _at(config, "lora", "path")
+    facts = [str(value) for value in (run.setting("model", "path"), config.get("extends")) if value]
+    rank, adapter = run.setting("lora", "rank"), run.setting("lora", "path")
     facts += [f"adapter {adapter}"] if adapter else [f"adapter of rank {rank}"] if rank else []
     if run.metrics:
         last = int(run.metrics[-1].get("step", len(run.metrics)))
-        planned = _at(config, "run", "steps")
+        planned = run.setting("run", "steps")
         facts.append(f"step {last} of {planned}" if planned else f"{last} steps")
         facts.append(_duration(math.fsum(line.get("time/step", 0.0) for line in run.metrics)))
     device = environment.get("device")
@@ -112,11 +112,6 @@ def _facts(run: RunRecord) -> list[str]:
             f"cpu, {threads} thread{'s' if threads != 1 else ''}" if device == "cpu" and threads else str(device)
         )
     return facts
-
-
-def _at(table: Mapping[str, Any], section: str, key: str) -> Any:
-    inner = table.get(section)
-    return inner.get(key) if isinstance(inner, Mapping) else None
 
 
 def _duration(seconds: float) -> str:

@@ -128,7 +128,7 @@ class RunRecord:
     """A run on disk. What is not there (yet) is empty.
 
     metrics      one mapping per step, in order            steps       those whose groups are kept, ascending
-    config       `config.toml`, parsed and as text       environment  `environment.json`
+    config       `config.toml`, parsed and as text; None: it is damaged        environment  `environment.json`
     damage       a sentence for each of these files that is damaged, whose damaged part is left out
     """
 
@@ -139,6 +139,11 @@ class RunRecord:
     config_text: str = ""
     environment: Mapping[str, Any] | None = None
     damage: tuple[str, ...] = ()
+
+    def setting(self, section: str, key: str) -> Any:
+        """Return a value of `config.toml`; None where it has none."""
+        table = (self.config or {}).get(section)
+        return table.get(key) if isinstance(table, Mapping) else None
 
     def groups(self, step: int) -> list[dict[str, Any]]:
         """Return the groups of one step, as `group_record` made them; empty where they are not kept, or no longer."""
@@ -198,11 +203,9 @@ def _object(path: Path, damage: list[str]) -> dict[str, Any]:
     return found
 
 
-def _parsed(text: str) -> dict[str, Any]:
-    """Return the tables of a TOML text; empty where it was edited and does not parse: the report does not depend on
-    it.
-    """
+def _parsed(text: str) -> dict[str, Any] | None:
+    """Return the tables of a TOML text; None where it does not parse: the report does not depend on it."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return {}
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return None
