@@ -235,9 +235,8 @@ def from_overrides(
         key, equals, text = word.partition("=")
         parts = tuple(int(part) if INDEX.fullmatch(part) else part for part in key.strip().split("."))
         if not equals or "" in parts or key.translate(_PLAIN) != key:
-            raise ConfigError(
-                f"{shown(word)}: expected section.key=value, like learner.learning_rate=2e-6{_typed_as(word)}"
-            )
+            expected = "section.key=value, like learner.learning_rate=2e-6"
+            raise ConfigError(f"{shown(word)}: expected {expected}{_typed_as(word)}")
         value = _parse_value(text)
         if parts == ("extends",):
             bare = re.fullmatch(r"\[([^\[\]\"']*)\]", text.strip())  # a shell takes the quotes of ["a", "b"]

@@ -161,8 +161,5 @@ def _refuse_lost_objects(name: str, table: Any) -> None:
             value = next(iter(several), None)
             if isinstance(value, str) and value.startswith(IN_MEMORY):
                 what = value.removeprefix(IN_MEMORY)
-                raise ConfigError(
-                    f"{name}.{key}: {what} was an object in Python, which no file can hold; give it again "
-                    f"(oncurve.resume from Python), or put it in a file and write "
-                    f"{_BY_PATH.get(key, key)} = 'file.py:{what}' in the place of this line"
-                )
+                fix = f"give it again (oncurve.resume), or write {_BY_PATH.get(key, key)} = 'file.py:{what}' here"
+                raise ConfigError(f"{name}.{key}: {what} was an object in Python, which no file can hold; {fix}")

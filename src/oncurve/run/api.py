@@ -310,9 +310,7 @@ def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:
     if model is not None and not isinstance(model, (str, Path, nn.Module)):
         raise ConfigError(f"model: expected a folder, a hub id or a torch module, got {model!r:.60}")
     if tokenizer is not None and not isinstance(model, nn.Module):
-        raise ConfigError(
-            "tokenizer: goes with a module; a model that is loaded from a folder or the hub brings its own"
-        )
+        raise ConfigError("tokenizer: goes with a module; a model from a folder or the hub brings its own")
 
 
 def _of_model(model: Any, settings: Any) -> dict[str, Any]:

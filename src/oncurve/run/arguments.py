@@ -147,10 +147,7 @@ def environment_arguments(environment: Any, tools: Any) -> dict[str, Any]:
     elif callable(environment):
         table = {"kind": "tools", "classes": environment}
     elif environment is not None:
-        raise ConfigError(
-            f"environment: expected a class, a mapping of names to classes, a path 'file.py:Name' or a table, "
-            f"got {shown(environment)}"
-        )
+        raise ConfigError(f"environment: expected classes, a path 'file.py:Name' or a table, got {shown(environment)}")
     given = [tools] if isinstance(tools, str) or callable(tools) else list(tools or ())
     if given:
         paths = all(isinstance(each, str) for each in given)

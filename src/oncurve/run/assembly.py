@@ -264,8 +264,7 @@ def assemble(
     measured = config.demonstrates and shown is not None and len(shown.held_out)
     if config.eval.every and not len(eval_rows) and not measured:
         raise ConfigError(
-            f"eval.every: the data source ({type(config.data).__name__}) holds no rows out to evaluate on; set "
-            "eval.every=0, or have the source hold some out"
+            f"eval.every: {type(config.data).__name__} holds no rows out to evaluate on; set eval.every=0"
         )
     optional = not config.rewards and not reads_rewards(config.advantage)
     rewards = RewardSet(()) if optional else RewardSet.build(config.fitted_rewards, base=base)
@@ -321,10 +320,8 @@ def _build_run(
     config = config.over(len(prompts if trained is None else trained))
     eval_prompts = opened(eval_rows, config, loaded) if asked else none
     if config.eval.every and asked and not len(eval_prompts):
-        raise ConfigError(
-            f"eval.every: all {len(eval_rows)} held-out prompts are too long and were dropped; raise "
-            "data.max_prompt_tokens, or set eval.every=0"
-        )
+        left = f"all {len(eval_rows)} held-out prompts are too long and were dropped"
+        raise ConfigError(f"eval.every: {left}; raise data.max_prompt_tokens, or set eval.every=0")
     for network in (loaded, given.reference, teacher):
         if network is not None:
             longest = 0 if trained is None else max(trained.lengths())

@@ -99,10 +99,8 @@ def check_tools(config: RunConfig, host: Host, rows: Rows, tokenizer: Any) -> No
     shown = any(tools.values()) if isinstance(tools, Mapping) else tools
     if shown and not host.settings.call_forms:
         if Prompts(rows, config.data, tokenizer)[0].messages is None:
-            raise ConfigError(
-                "environment: its tools are shown to the model by its chat template, and the prompts are no chat; "
-                "use an instruction-tuned model, and prompts that are messages, or leave data.chat out"
-            )
+            fix = "use an instruction-tuned model, and prompts that are messages, or leave data.chat out"
+            raise ConfigError(f"environment: a chat template shows its tools, and the prompts are no chat; {fix}")
         Dialogue(tokenizer, (), config.data.chat_template_kwargs).check_tools()
 
 

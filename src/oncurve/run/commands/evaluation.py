@@ -98,15 +98,12 @@ def _check_target(target: str, folder: Path, told: bool) -> None:
         raise RunDirectoryError(f"there is no folder {target}: name the --out of a run, or a model")
     if folder.suffix in (".toml", ".yaml", ".yml") and folder.is_file():
         raise ConfigError(
-            f"{target} is a recipe; name the run or the model that is evaluated, and the recipe after it: "
-            + command("eval", "MODEL", "--recipe", target)
+            f"{target} is a recipe; name a run or a model: {command('eval', 'MODEL', '--recipe', target)}"
         )
     if not told:
-        raise ConfigError(
-            f"{target} is not a run, so its prompts and rewards must be named, by a recipe: "
-            f"{command('eval', target, '--recipe', 'RECIPE.toml')}, or by options: "
-            + command("eval", target, "--data", "FILE.jsonl", "--reward", "math")
-        )
+        ways = ("--recipe", "RECIPE.toml"), ("--data", "FILE.jsonl", "--reward", "math")
+        named = ", or ".join(command("eval", target, *way) for way in ways)
+        raise ConfigError(f"{target} is not a run, so its prompts and rewards must be named: {named}")
 
 
 @contextmanager

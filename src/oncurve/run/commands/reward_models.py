@@ -88,10 +88,8 @@ def load_reward_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> tup
     config, folder, _ = load(REWARD_MODEL, recipe, overrides)
     if config.data.teaches != config.reward_model.head:
         kind = kind_of(config.data, REWARD_EXAMPLE_KINDS)
-        raise ConfigError(
-            f'reward_model.kind: data.kind = "{kind}" teaches a model of kind = "{config.data.teaches}"; set the one '
-            "or the other"
-        )
+        taught = f'data.kind = "{kind}" teaches a model of kind = "{config.data.teaches}"'
+        raise ConfigError(f"reward_model.kind: {taught}; set the one or the other")
     if not config.reward_model.path:
         raise ConfigError("reward_model.path: missing; name a language model's or a reward model's folder, or a hub id")
     if not config.data.path:
@@ -111,10 +109,8 @@ def _prepare(config: RewardModelRecipe, base: Path, folder: Path) -> tuple[Rewar
     learner = settings.build(classifier)
     kept, kept_out = learner.fitting(train), learner.fitting(held_out)
     if not kept:
-        raise DataError(
-            f"none of {len(train)} examples fits: {classifier.name} reads {classifier.max_length} tokens; "
-            "take a model that reads more"
-        )
+        reads = f"{classifier.name} reads {classifier.max_length} tokens; take a model that reads more"
+        raise DataError(f"none of {len(train)} examples fits: {reads}")
     learner.total_updates = updates_of(len(kept), settings.batch_size, settings.epochs)
 
     def held_out_metrics() -> dict[str, float]:

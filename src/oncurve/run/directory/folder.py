@@ -157,9 +157,7 @@ class RunDirectory(Closing):
         if not existing.is_dir():
             raise RunDirectoryError(f"{existing} is a file. Choose another --out.")
         if not os.access(existing, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-            raise RunDirectoryError(
-                f"{existing} cannot be written to. Choose another --out, or change its permissions."
-            )
+            raise RunDirectoryError(f"{existing} cannot be written to. Choose another --out, or its permissions.")
         if path.is_dir() and any(path.iterdir()) and not _is_beginning(path):
             fix = (
                 f"Go on with it ({go_on or command('resume', path)}), or choose another {'out' if go_on else '--out'}."
@@ -179,10 +177,9 @@ class RunDirectory(Closing):
         try:
             wrong = durable.foreign(path, FILES, FOLDERS)
             if wrong:
-                raise RunDirectoryError(
-                    "\n".join(wrong) + f"\nA run writes and removes only its own files: put the real files and "
-                    f"folders into {path}, or let {path} itself be the link. Nothing was changed."
-                )
+                fix = f"put the real files and folders into {path}, or let {path} itself be the link"
+                lines = (*wrong, f"A run writes and removes only its own files: {fix}. Nothing was changed.")
+                raise RunDirectoryError("\n".join(lines))
             for folder in (path.resolve(), *(path / name for name in FOLDERS[:5])):
                 durable.sweep(folder)
             written = _object(path / IDENTITY) or {}
@@ -202,10 +199,8 @@ class RunDirectory(Closing):
             raise RunDirectoryError(f"{path} is not a folder. Name the --out of an earlier `oncurve train`.")
         if not (path / CONFIG).is_file():
             if _is_beginning(path):
-                raise RunDirectoryError(
-                    f"{path} holds a run that was killed before its first step; there is nothing to resume. "
-                    f"Start it again with the same command: `oncurve train` takes --out {path}."
-                )
+                again = f"Start it again with the same command: `oncurve train` takes --out {path}."
+                raise RunDirectoryError(f"{path} holds a run that was killed before its first step. {again}")
             raise RunDirectoryError(f"{path} has no config.toml, so it is not a run of `oncurve train`.")
 
     def is_finished(self, steps: int, patience: int = 0) -> bool:

@@ -177,10 +177,8 @@ def take_up(
     records = _records(held.checkpoints)
     record = next(iter(records.values()), None)
     if record is not None and record.get("format") != FORMAT:
-        raise CheckpointError(
-            f"the checkpoints in {held.path} have format {record.get('format')}, and this oncurve reads format "
-            f"{FORMAT} alone: resume the run with the version that wrote it"
-        )
+        reads = f"this oncurve reads format {FORMAT} alone: resume the run with the version that wrote it"
+        raise CheckpointError(f"the checkpoints in {held.path} have format {record.get('format')}, and {reads}")
     before = held.identity()
     notes = []
     if before is None:
