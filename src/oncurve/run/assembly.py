@@ -263,9 +263,7 @@ def assemble(
     shown = None if unread else config.sft.load(config.data, base)
     measured = config.demonstrates and shown is not None and len(shown.held_out)
     if config.eval.every and not len(eval_rows) and not measured:
-        raise ConfigError(
-            f"eval.every: {type(config.data).__name__} holds no rows out to evaluate on; set eval.every=0"
-        )
+        raise ConfigError(f"eval.every: {type(config.data).__name__} holds no rows out; set eval.every=0")
     optional = not config.rewards and not reads_rewards(config.advantage)
     rewards = RewardSet(()) if optional else RewardSet.build(config.fitted_rewards, base=base)
     host = host_of(config, base)

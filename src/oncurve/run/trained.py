@@ -150,9 +150,7 @@ class TrainedRun(Closing):
             return Groups(records, last.step)
         if self.directory is None:
             known = "none" if last is None else f"those of step {last.step}"
-            raise ConfigError(
-                f"the groups of step {step} are not kept: the run has no directory (out=); known: {known}"
-            )
+            raise ConfigError(f"the groups of step {step} are not kept, as the run has no out=; known: {known}")
         keep = self.run.config.rollouts.keep
         asked = "a step" if step is None else f"step {step}"
         known = f"rollouts.keep = {keep!r}, and there are those of: {steps_in_words(kept)}"

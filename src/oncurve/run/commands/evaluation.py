@@ -97,9 +97,7 @@ def _check_target(target: str, folder: Path, told: bool) -> None:
     if (target[:1] in ("/", ".", "~") or target.count("/") > 1) and not folder.expanduser().exists():
         raise RunDirectoryError(f"there is no folder {target}: name the --out of a run, or a model")
     if folder.suffix in (".toml", ".yaml", ".yml") and folder.is_file():
-        raise ConfigError(
-            f"{target} is a recipe; name a run or a model: {command('eval', 'MODEL', '--recipe', target)}"
-        )
+        raise ConfigError(f"{target} is a recipe; evaluate a model: {command('eval', 'MODEL', '--recipe', target)}")
     if not told:
         ways = ("--recipe", "RECIPE.toml"), ("--data", "FILE.jsonl", "--reward", "math")
         named = ", or ".join(command("eval", target, *way) for way in ways)
