@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from oncurve.advantages import reads_rewards, teacher_of
@@ -253,7 +252,7 @@ def assemble(
     """
     given = given or Overrides()
     if not config.cluster.facts.alone:
-        config.cluster.check(_device(config, given))
+        config.cluster.check(module_device(given.model.model.module) if given.model else config.model.torch_device)
     prepare_process(config.run.threads)
     asked = not (config.demonstrates and config.data.missing())
     rows, eval_rows = (
@@ -290,11 +289,6 @@ def assemble(
         if host is not None:
             host.close()
         raise
-
-
-def _device(config: RunConfig, given: Overrides) -> torch.device:
-    """Return where the policy is or will be. Raises ModelError: there is no such device."""
-    return config.model.torch_device if given.model is None else module_device(given.model.model.module)
 
 
 def _build_run(

@@ -197,7 +197,10 @@ def finish(
         rewards = [line["reward/mean"] for line in earlier if "reward/mean" in line]
         with Progress(run.config.run.steps, console, rewards=rewards) as progress:
             run.trainer.on_start = started
-            shown = (shown_by(progress, watch_of(run)), shown_to(tracking, progress.say))
+            shown = (
+                shown_by(progress, run),
+                shown_to(tracking, progress.say),
+            )
             stopped = run.train(*observers, *shown, _reports_of(run))
             run.check_kept()
     except BaseException as error:
@@ -272,18 +275,13 @@ def ended_early(run: Run) -> list[str]:
     return [f"ended early after step {state.step}: {metric} has not been better{start} in {count}"]
 
 
-def watch_of(run: Run) -> Watch:
-    """Return the doctor's rules over a run that goes on."""
-    return Watch(to_tables(run.config), run.trainer.config.environment)
-
-
-def shown_by(progress: Progress, watch: Watch) -> Callable[[StepResult], None]:
+def shown_by(progress: Progress, run: Run) -> Callable[[StepResult], None]:
     """Return an observer that shows each step, each new alarm of the doctor's rules, and once a notice of other
     processes.
 
     The first fault of a reward is quoted.
     """
-    quoted = False
+    quoted, watch = False, Watch(to_tables(run.config), run.trainer.config.environment)
 
     def show(result: StepResult) -> None:
         nonlocal quoted
