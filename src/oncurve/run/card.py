@@ -18,15 +18,7 @@ from oncurve.evaluate import Interval, wilson
 from oncurve.report import EvaluationFiles, rendered
 
 CARD = "README.md"
-PAPERS = Path(__file__).parent / "papers.toml"
-SETTINGS = {
-    "run": ("steps", "seed"),
-    "data": ("prompts_per_step",),
-    "rollout": ("group_size", "max_new_tokens", "temperature"),
-    "learner": ("learning_rate", "ppo_epochs", "minibatches"),
-    "kl": ("coef",),
-    "lora": ("rank",),
-}
+SHOWN: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -51,6 +43,7 @@ def card(config: RunConfig, run: Path | None) -> str:
         base_model=base if on_hub else None,
         tags=["oncurve", "reinforcement-learning", str(tables["advantage"]["kind"])],
     )
+    settings = {f"{name}.{key}": value for name in tables.keys() - {"rewards"} for key, value in tables[name].items()}
     log = run / "metrics.jsonl" if run is not None else None
     lines = read_log(log, damaged=True) if log is not None and log.is_file() else []
     means = [line["reward/mean"] for line in lines if "reward/mean" in line]
@@ -64,15 +57,10 @@ def card(config: RunConfig, run: Path | None) -> str:
         objective=explain(config).partition("\n")[0],
         rewards=[", ".join(f"{key} = {_shown(value)}" for key, value in each.items()) for each in tables["rewards"]],
         files=list(_data(run)) if run is not None else [],
-        settings=[
-            (f"{section}.{key}", tables[section][key])
-            for section, keys in SETTINGS.items()
-            for key in keys
-            if key in tables[section]
-        ],
+        settings=[(key, settings[key]) for key in SHOWN["settings"] if key in settings],
         rewards_seen=means,
         curve=sparkline(means),
-        papers=_papers(tables),
+        papers=_papers(settings),
     )
 
 
@@ -95,13 +83,11 @@ def _data(run: Path) -> Iterator[tuple[str, str, int, str]]:
             yield key, _name(part or entry["path"]), size, digest
 
 
-def _papers(tables: dict[str, Any]) -> list[dict[str, Any]]:
+def _papers(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the papers of what a run uses."""
-    sections = {name: table for name, table in tables.items() if name != "rewards"}
-    uses = {f"{name}.{key}={value}" for name, table in sections.items() for key, value in table.items()}
-    uses |= {"lora"} if tables["lora"].get("rank") or tables["lora"].get("path") else set()
-    known = tomllib.loads(PAPERS.read_text(encoding="utf-8"))["paper"]
-    return [paper for paper in known if uses & set(paper["when"])]
+    uses = {f"{key}={value}" for key, value in settings.items()}
+    uses |= {"lora"} if settings.get("lora.rank") or settings.get("lora.path") else set()
+    return [paper for paper in SHOWN["paper"] if uses & set(paper["when"])]
 
 
 def _name(path: str) -> str:

@@ -37,20 +37,9 @@ from oncurve.base.errors import LostFileError, RunDirectoryError, command
 from oncurve.base.paths import usable_path
 from oncurve.config import SIGNATURES, signatures
 
-EXACT_KEYS = (
-    "torch",
-    "transformers",
-    "threads",
-    "instruction_set",
-    "machine",
-    "device",
-    "processor",
-    "driver",
-    "cuda",
-    "triton",
-    "library_settings",
-    "sample_results",
-)
+FOR_THE_READER = {"oncurve", "python", "platform", "cores", "memory_bytes", "device_memory_bytes"}
+"""What `environment.json` has that decides no bit of a run."""
+
 LOCK, CONFIG, ENVIRONMENT, IDENTITY, ROWS = ".lock", "config.toml", "environment.json", "run.json", "data.jsonl"
 SFT, SFT_ROWS = "sft", "sft_data.jsonl"
 REPLIES, EVAL_REPLIES = "replies", "eval_replies"
@@ -58,20 +47,9 @@ MARK = b"oncurve run\n"
 BEGINNING = (ENVIRONMENT, IDENTITY, ROWS, f"eval_{ROWS}", SFT_ROWS, f"eval_{SFT_ROWS}")
 FILES = (CONFIG, *BEGINNING, "metrics.jsonl", "replay.jsonl", "report.html")
 HISTORY, PRODUCTS = "history", ("model", "reward_model")
-FOLDERS = (
-    "checkpoints",
-    "checkpoints/frozen",
-    "rollouts",
-    "evaluations",
-    "incidents",
-    HISTORY,
-    REPLIES,
-    EVAL_REPLIES,
-    "model/adapter",
-    *PRODUCTS,
-    SFT,
-    "tensorboard",  # wandb/ is not among them: wandb makes links in it, and oncurve only reads there
-)
+SWEPT = ("checkpoints", "checkpoints/frozen", "rollouts", "evaluations", "incidents")
+FOLDERS = (*SWEPT, HISTORY, REPLIES, EVAL_REPLIES, "model/adapter", *PRODUCTS, SFT, "tensorboard")
+"""Folders that a run writes into, but wandb/: wandb makes links in it, and oncurve only reads there."""
 
 
 class RunDirectory(Closing):
@@ -180,7 +158,7 @@ class RunDirectory(Closing):
                 fix = f"put the real files and folders into {path}, or let {path} itself be the link"
                 lines = (*wrong, f"A run writes and removes only its own files: {fix}. Nothing was changed.")
                 raise RunDirectoryError("\n".join(lines))
-            for folder in (path.resolve(), *(path / name for name in FOLDERS[:5])):
+            for folder in (path.resolve(), *(path / name for name in SWEPT)):
                 durable.sweep(folder)
             written = _object(path / IDENTITY) or {}
             if "after" in written and (known := run.identity()) is not None:  # a change is complete, or was never made
@@ -374,7 +352,7 @@ def environment_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     Keys that an earlier version did not record are skipped.
     """
     return [
-        f"{key} was {before[key]!r} and is {now.get(key)!r}"
-        for key in EXACT_KEYS
-        if key in before and before[key] != now.get(key)
+        f"{key} was {before[key]!r} and is {now[key]!r}"
+        for key in now
+        if key not in FOR_THE_READER and key in before and before[key] != now[key]
     ]
