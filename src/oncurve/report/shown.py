@@ -62,8 +62,7 @@ class Groups(list[dict[str, Any]]):
 
     def page(self) -> Page:
         """Return the groups on a page, all of them."""
-        shown = [shown_group(self.step, record) for record in self]
-        return Page(_cell(repr(self), groups=shown), repr(self).strip("<>"), min(_MOST_PIXELS, 120 + 320 * len(self)))
+        return _page(repr(self).strip("<>"), 120 + 320 * len(self), groups=self)
 
     def _repr_html_(self) -> str:
         return self.page()._repr_html_()
@@ -75,10 +74,7 @@ def report_page(directory: Path | None, metrics: Sequence[Mapping[str, float]], 
     Raises what `write_report` raises; ConfigError: there is no directory, and no step.
     """
     if directory is None:
-        charts = _charts((), metrics)
-        shown = [shown_group(groups.step, record) for record in groups]
-        title = "report of a run without a directory"
-        return Page(_cell(title, charts, shown), title, _MOST_PIXELS)
+        return _page("report of a run without a directory", _MOST_PIXELS, _charts((), metrics), groups)
     path = write_report(directory)
     return Page(path.read_text(encoding="utf-8"), f"report of {directory}", _MOST_PIXELS, path)
 
@@ -90,7 +86,7 @@ def charts_page(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> 
     """
     charts = _charts(keys, metrics)
     title = f"curves of {', '.join(chart['key'] for chart in charts)}"
-    return Page(_cell(title, charts), title, min(_MOST_PIXELS, 40 + _CHART_PIXELS * -(-len(charts) // 3)))
+    return _page(title, 40 + _CHART_PIXELS * -(-len(charts) // 3), charts)
 
 
 def _counted(count: int, word: str) -> str:
@@ -107,5 +103,7 @@ def _charts(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> list
     return charts_of(keys or FEATURED, metrics)
 
 
-def _cell(title: str, charts: Sequence[Any] = (), groups: Sequence[Any] = ()) -> str:
-    return rendered("cell.html.j2", title=title, charts=charts, groups=groups)
+def _page(title: str, pixels: int, charts: Sequence[Any] = (), groups: Groups | None = None) -> Page:
+    shown = [] if groups is None else [shown_group(groups.step, record) for record in groups]
+    html = rendered("cell.html.j2", title=title, charts=charts, groups=shown)
+    return Page(html, title, min(_MOST_PIXELS, pixels))

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.base.output import visible
-from oncurve.tracking.protocol import CompletionRow, TrackedRun, lacking_library
-from oncurve.tracking.settings import TrackingSettings
+from oncurve.tracking.protocol import CompletionRow, TrackedRun
 
 FOLDER = "tensorboard"
 
@@ -25,11 +24,6 @@ class TensorBoard:
     def __init__(self) -> None:
         self._writer: Any = None
         self.place = ""
-
-    @classmethod
-    def problem(cls, settings: TrackingSettings) -> str | None:
-        """Return why TensorBoard's files cannot be written here, or None if they can."""
-        return lacking_library("tensorboard")
 
     def begin(self, run: TrackedRun) -> int:
         """Begin another event file; steps after `run.step` are hidden in the earlier ones."""

@@ -12,7 +12,7 @@ from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.config import load_config
 from oncurve.run.tracking import check_tracking
-from oncurve.tracking import TRACKER_KINDS, CompletionRow, TrackedRun, TrackingSettings, protocol
+from oncurve.tracking import TRACKER_KINDS, CompletionRow, TrackedRun, TrackingSettings, kinds
 from oncurve.tracking.follower import Follower
 from oncurve.tracking.tensorboard import FOLDER
 from oncurve.tracking.wandb import last_step, records
@@ -194,7 +194,7 @@ def test_a_wrong_tracker_is_refused_by_its_name(
 
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "find_spec", lambda name: None)
+    monkeypatch.setattr(kinds, "find_spec", lambda name: None)
     for name in ("tensorboard", "wandb", "trackio"):
         with pytest.raises(ConfigError, match=rf"{name} is not installed: pip install 'oncurve\[{name}\]'"):
             check_tracking(load_config("grpo", [f'tracking.to=["{name}"]'])[0])
