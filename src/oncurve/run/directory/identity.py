@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from oncurve import durable
@@ -108,10 +107,7 @@ def defaults_of(config: Component, schema: Schema[Any]) -> dict[str, Any]:
 
 
 def compare(
-    before: Mapping[str, Any],
-    now: Mapping[str, Any],
-    wanted: Collection[str] = (),
-    defaults: Mapping[str, Any] = MappingProxyType({}),
+    before: Mapping[str, Any], now: Mapping[str, Any], wanted: Collection[str], defaults: Mapping[str, Any]
 ) -> Differences:
     """Return the differences, one line each: `key: was, is`, `file: was, is`. The id is not compared.
 
@@ -160,11 +156,7 @@ def _same_numbers(key: str, was: Any, now: Any) -> bool:
 
 
 def take_up(
-    held: RunDirectory,
-    now: dict[str, Any],
-    changed: bool,
-    wanted: Collection[str] = (),
-    defaults: Mapping[str, Any] = MappingProxyType({}),
+    held: RunDirectory, now: dict[str, Any], changed: bool, wanted: Collection[str], defaults: Mapping[str, Any]
 ) -> TakenUp:
     """Return how the run in `held` continues as `now`; `run.json` is updated if necessary.
 
