@@ -220,9 +220,7 @@ def from_mapping(table: Mapping[str, Any], name: str, folder: Path, complete: bo
     return Layer(name, tuple(_absolute(assignments, folder)), complete)
 
 
-def from_overrides(
-    overrides: Iterable[str], folder: Path, name: str = "the command line"
-) -> tuple[Layer, list[Any] | None]:
+def from_overrides(overrides: Iterable[str], folder: Path) -> tuple[Layer, list[Any] | None]:
     """Return the layer of `section.key=value` words, and what `extends=` among them says: several add up, the later
     ones win.
 
@@ -246,7 +244,7 @@ def from_overrides(
             assignments += [((*parts, inner), each) for inner, each in value.items()]
         else:
             assignments.append((parts, value))
-    return Layer(name, tuple(_absolute(assignments, folder))), extends
+    return Layer("the command line", tuple(_absolute(assignments, folder))), extends
 
 
 _PLAIN = str.maketrans({**dict.fromkeys("“”„«»", '"'), **dict.fromkeys("‘’‚", "'"), **dict.fromkeys("–—−", "-")})

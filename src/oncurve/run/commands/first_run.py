@@ -71,11 +71,7 @@ def command_config(
 
 
 def sft_config(
-    target: str,
-    overrides: Sequence[str] = (),
-    data: str | None = None,
-    rewards: Sequence[str] = (),
-    presets: Sequence[str] = (),
+    target: str, overrides: Sequence[str], data: str | None, rewards: Sequence[str], presets: Sequence[str]
 ) -> tuple[RunConfig, Path, str]:
     """Return the configuration of the words of `oncurve sft`, as `command_config` does: the warm start by itself.
 
