@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import shutil
@@ -328,27 +327,27 @@ def test_the_reward_of_init_reads_plain_answers_and_worked_solutions(test_data: 
         assert shipped(f"#### {number}1", solution) == 0.0
 
 
+TALKATIVE = """
 class Talkative:
-    """An environment whose opening is longer than the model's room."""
-
     def reset(self, **row):
         return "1" * 300
 
     def get_reward(self):
         return 0.0
+"""
 
 
 def test_an_opening_that_is_too_long_is_refused_before_the_first_rollout(tmp_path: Path):
+    (tmp_path / "talk.py").write_text(TALKATIVE)
+    kind = f"{tmp_path / 'talk.py'}:Talkative"
     with pytest.raises(DataError, match=r"with what the environment says it has 30\d tokens, and \d+ fit"):
         oncurve.train(
             model=str(TINY),
             data=[{"prompt": "1?"}],
-            environment=Talkative,
-            settings={"rollout": {"max_new_tokens": 16}},
+            settings={"rollout": {"max_new_tokens": 16}, "environment": {"kind": kind}},
         )
-    (tmp_path / "talk.py").write_text(inspect.getsource(Talkative))
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1?", "answer": "2"}\n')
-    said = [*words(tmp_path / "rows.jsonl"), f"environment.kind={tmp_path / 'talk.py'}:Talkative"]
+    said = [*words(tmp_path / "rows.jsonl"), f"environment.kind={kind}"]
     (problem,) = check_data_of(*load_config("grpo", said)).problems
     assert "row 1" in problem or "line 1" in problem
     assert "with what the environment says" in problem

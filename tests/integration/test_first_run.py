@@ -129,6 +129,8 @@ def test_a_tenth_of_enough_rows_is_held_out_and_evaluated_unless_a_word_says_oth
     assert held_out(200, "run.steps=5") == (20, 5)
     assert held_out(200, "run.epochs=2", "data.prompts_per_step=60") == (20, 6)
     assert held_out(200, "eval.every=0") == (0, 0)
+    assert held_out(200, "data.eval_fraction=0") == (0, 0)
+    assert held_out(100, "data.eval_fraction=0.5") == (50, 50)  # rows that are held out are evaluated
     assert held_out(200, "data.eval_fraction=0.5", "eval.every=7") == (100, 7)
     assert held_out(200, "data.template=null", of="gsm8k") == (4, 50)
     said = command("config", "explain", "model", "rows.jsonl", "--reward", "exact")

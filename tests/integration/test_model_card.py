@@ -1,12 +1,12 @@
 """The model card of a run, and its upload: the hub's own library reads the one and does the other."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard import metadata_load
 
@@ -33,27 +33,28 @@ def test_the_card_says_what_trained_the_policy_and_no_path_of_this_machine(comma
     assert "sha256 `" in text
 
 
-@pytest.mark.parametrize("hub_is", ["there", "denying", "gone"])
-def test_an_export_is_pushed_to_the_hub_when_asked_alone(command: Command, hub_is: str) -> None:
+def test_an_export_is_pushed_to_the_hub_when_asked_alone(command: Command) -> None:
     assert command(*TRAINED).code == 0
-    with model_hub() as hub:
-        hub.denies = hub_is == "denying"
-        url = hub.url if hub_is != "gone" else "http://127.0.0.1:9"
-        environment = {"HF_ENDPOINT": url, "HF_TOKEN": "hf_a", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-        words = [sys.executable, "-m", "oncurve", "export", "runs/mine", "--push", "me/policy"]
-        said = subprocess.run(words, env=os.environ | environment, capture_output=True, text=True)
-    assert "Traceback" not in said.stderr
     written = Path("runs/mine/export/step-000003")
-    if hub_is != "there":
-        assert said.returncode == 1
-        assert f"{written} is written, and the hub did not take it" in said.stderr
-        assert (hub.files, hub.made) == ({}, [])
-    else:
-        assert (said.returncode, said.stdout.splitlines()[-1]) == (0, f"{hub.url}/me/policy"), said.stderr
-        assert "private" in (hub.made[0].get("visibility"), *hub.made[0])
-        assert hub.files["README.md"] == (written / "README.md").read_bytes()
-        assert hub.files["model.safetensors"] == (written / "model.safetensors").read_bytes()
-        assert {"config.json", "tokenizer.json"} <= set(hub.files)
+    for hub_is in ("there", "denying", "gone"):
+        shutil.rmtree(written, ignore_errors=True)
+        with model_hub() as hub:
+            hub.denies = hub_is == "denying"
+            url = hub.url if hub_is != "gone" else "http://127.0.0.1:9"
+            environment = {"HF_ENDPOINT": url, "HF_TOKEN": "hf_a", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+            words = [sys.executable, "-m", "oncurve", "export", "runs/mine", "--push", "me/policy"]
+            said = subprocess.run(words, env=os.environ | environment, capture_output=True, text=True)
+        assert "Traceback" not in said.stderr
+        if hub_is != "there":
+            assert said.returncode == 1
+            assert f"{written} is written, and the hub did not take it" in said.stderr
+            assert (hub.files, hub.made) == ({}, [])
+        else:
+            assert (said.returncode, said.stdout.splitlines()[-1]) == (0, f"{hub.url}/me/policy"), said.stderr
+            assert "private" in (hub.made[0].get("visibility"), *hub.made[0])
+            assert hub.files["README.md"] == (written / "README.md").read_bytes()
+            assert hub.files["model.safetensors"] == (written / "model.safetensors").read_bytes()
+            assert {"config.json", "tokenizer.json"} <= set(hub.files)
 
 
 def test_a_name_that_the_hub_cannot_have_is_refused_before_anything_is_written(command: Command) -> None:

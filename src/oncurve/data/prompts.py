@@ -29,8 +29,10 @@ def check_row(row: Mapping[str, Any], settings: DataSettings, place: str) -> Non
     for column in wanted:
         if column not in row:
             has = ", ".join(str(name) for name in row) or "no columns"
-            fix = "data.template" if settings.template is not None else "data.prompt_column or data.template"
-            fix += "" if settings.template is not None else ' (data.template = "" where an environment asks)'
+            fix = "data.template"
+            if settings.template is None:
+                text = next((name for name, value in row.items() if isinstance(value, str)), "COLUMN")
+                fix = f'data.prompt_column={text} or data.template (data.template = "" where an environment asks)'
             near = suggest(column, [name for name in row if isinstance(name, str)])
             raise DataError(f"{place}: column {column!r} is missing; it has: {has}; set {fix}{near}")
         if row[column] is None:

@@ -20,6 +20,9 @@ UNMOVED, UNMOVED_STEP = 1e-3, 40
 ROUNDING = 2e-5
 """Nats per token: a KL in bfloat16 may be this large from rounding alone."""
 
+SLOW = 1e-3
+"""Nats per token: the slowest rates of docs/learning-rates.md at which a reward rose have more after 40 steps."""
+
 LEAST_ENTROPY, ENTROPY_LEFT = 0.01, 0.05
 MISMATCH, MISMATCH_FLOAT32 = 0.05, 1e-3
 MEMORISED = 1.05
@@ -84,17 +87,26 @@ def kl_runaway(case: Case) -> str | None:
 
 def rate_too_low(case: Case) -> str | None:
     """Return the KL from a reference that does not move is negligible after the warm-up, though there is a gradient."""
+    coefficient = case.last("policy/kl_coef")
+    return _unmoved(case, max(UNMOVED * coefficient[-1], ROUNDING)) if coefficient else None
+
+
+def rate_perhaps_too_low(case: Case) -> str | None:
+    """Return the KL is smaller than that of any run that learned here, and the reward does not rise."""
+    found = None if case.rising or case.solved else _unmoved(case, SLOW)
+    return found and f"{found}, and the reward has not risen"
+
+
+def _unmoved(case: Case, least: float) -> str | None:
+    """Return the KL is below `least` after the warm-up, where there is a gradient and the reference does not move."""
     kl, coefficient, rate = (case.last(key) for key in ("policy/kl", "policy/kl_coef", "optim/learning_rate"))
     warming = bool(rate) and rate[-1] > rate[0]
     moved = any("reference/moved" in line for line in case.lines)
     if not kl or not coefficient or case.step < UNMOVED_STEP or warming or moved or case.flat:
         return None
-    negligible = max(UNMOVED * coefficient[-1], ROUNDING)
-    if coefficient[-1] <= 0 or max(map(abs, kl)) >= negligible:
+    if coefficient[-1] <= 0 or max(map(abs, kl)) >= least:
         return None
-    return (
-        f"After {case.step} steps the KL from the reference is {kl[-1]:.1e} nats per token, less than {negligible:.1e}"
-    )
+    return f"After {case.step} steps the KL from the reference is {kl[-1]:.1e} nats per token, less than {least:.1e}"
 
 
 def entropy_collapse(case: Case) -> str | None:

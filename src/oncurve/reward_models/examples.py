@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -226,6 +227,9 @@ def _message(message: Mapping[str, Any], column: str) -> dict[str, Any]:
 
 
 def _number(value: Any, column: str) -> float:
+    if isinstance(value, str):  # a cell of a CSV file
+        with suppress(ValueError):
+            value = float(value)
     if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
         raise TypeError(f"{column}: expected a number, true or false, got {value!r:.60}")
     return float(value)

@@ -60,10 +60,12 @@ class RewardComponent:
         for needed in self.accepts.needs:
             if not _has(row, needed) and not set(needed) & set(offered):
                 columns = sorted(map(str, row))
+                other = columns[0] if len(columns) == 1 else "COLUMN"
                 near = suggest(needed[0], [*columns, *offered])
                 return (
                     f"reward {self.name} needs {' or '.join(map(repr, needed))}, and there is no such column"
-                    f"; the columns are: {', '.join(columns) or 'none'}; always offered: {', '.join(offered)}{near}"
+                    f"; the columns are: {', '.join(columns) or 'none'}; always offered: {', '.join(offered)}{near}; "
+                    f"'data.columns={{{needed[0]}=\"{other}\"}}' gives a column this name"
                 )
         wrong = self.settings.complaint(row)
         return None if wrong is None else f"reward {self.name}: {wrong}"

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from bench.cluster.memory import process_memory
 
+from fakes.calls import LoadsForEver
 from fakes.waiting import until
 from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.processes.fleets import Fleet, HostFleet, ProcessEnded, Replied
@@ -148,6 +149,15 @@ def test_a_nursery_that_is_killed_before_it_is_ready_is_replaced_twice_and_then_
         else:
             with pytest.raises(ConfigError, match=r"forks them has ended 3 times .*SIGKILL"):
                 fleet.settled(LIMIT)
+
+
+def test_a_nursery_that_is_not_ready_in_time_is_an_error_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("oncurve.processes.fleets.host_fleet.START_SECONDS", 0.1)
+    with HostFleet(LoadsForEver, 1) as fleet, pytest.raises(ConfigError, match=r"did not start within 0\.1 seconds"):
+        fleet.settled(LIMIT)
 
 
 LOADS_FOR_EVER = """

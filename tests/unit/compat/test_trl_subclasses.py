@@ -5,8 +5,10 @@ import inspect
 import pickle
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 from transformers import HfArgumentParser, Trainer
 
 from oncurve.base.errors import ConfigError
@@ -130,3 +132,17 @@ def test_the_punishments_are_those_of_trl() -> None:
     assert overlong(completion_ids=[[1] * n for n in (80, 90, 100, 101)]) == [0.0, -0.5, -1.0, -1.0]
     assert rewards.get_soft_overlong_punishment(3, 0)(completion_ids=[[1] * 3, [1] * 4]) == [0.0, -1.0]
     assert rewards.get_repetition_penalty_reward(2)(completion_ids=[[1, 2, 3, 4], [5] * 5]) == [0.0, -0.75]
+
+
+def test_the_masks_of_tokens_are_those_of_trl() -> None:
+    """By the definitions: a share of the unmasked tokens by entropy; a negative advantage and a mean gap above 1."""
+    entropies, mask = torch.arange(12.0).view(2, 6), torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+    for threshold, first in ((0.0, 0), (0.5, 5), (0.8, 8), (1.0, 9)):
+        expected = (torch.arange(12).view(2, 6) >= first) & mask.bool()
+        assert torch.equal(GRPOTrainer.get_high_entropy_mask(Mock(), entropies, mask, threshold), expected)
+    assert not GRPOTrainer.get_high_entropy_mask(Mock(), entropies, 0 * mask, 0.5).any()
+    logps = torch.tensor([[-2.0, -2.0, -9.0], [-0.5, -0.5, 9.0], [-2.0, -2.0, 9.0]])
+    seen = torch.tensor([[1.0, 1.0, 0.0]] * 3)
+    for advantage, kept in ((-1.0, [0.0, 1.0, 0.0]), (1.0, [1.0] * 3)):
+        found = GRPOTrainer.get_off_policy_mask(torch.full((3, 1), advantage), logps, 0 * logps, seen, 1.0)
+        assert found.tolist() == [[each] for each in kept]

@@ -55,8 +55,8 @@ def test_rows_of_a_file_beside_the_recipe(tmp_path: Path):
 def test_a_missing_column_is_named_with_line_and_what_there_is(tmp_path: Path):
     file = jsonl(tmp_path, [{"prompt": "a"}, {"question": "b", "answer": "c"}])
     assert complaint(Files(path=str(file))) == (
-        f"{file} line 2: column 'prompt' is missing; it has: question, answer; set data.prompt_column or data.template "
-        '(data.template = "" where an environment asks)'
+        f"{file} line 2: column 'prompt' is missing; it has: question, answer; set data.prompt_column=question or "
+        'data.template (data.template = "" where an environment asks)'
     )
     said = complaint(Files(path=str(file), template="{qestion}"))
     assert "line 1: column 'qestion' is missing; it has: prompt; set data.template" in said

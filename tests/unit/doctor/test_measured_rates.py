@@ -25,4 +25,4 @@ def alarms(curves: dict[str, list[float]], prompts: int) -> set[str]:
 def test_rates_that_are_too_high_have_an_alarm_and_no_others_have_one(row: dict[str, Any]) -> None:
     found = {rule for curves in row["runs"] for rule in alarms(curves, row["prompts_per_step"])}
     assert bool({"rate-too-high", "kl-runaway"} & found) == (row["verdict"] == "too high")
-    assert "rate-too-low" not in found
+    assert not {"rate-too-low", "rate-perhaps-too-low"} & found

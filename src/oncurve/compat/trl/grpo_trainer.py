@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from oncurve.base.errors import ConfigError, suggest
 from oncurve.compat.trl.arguments import assembled, check_one_process, translated
 from oncurve.compat.trl.config import GRPOConfig
@@ -18,6 +20,7 @@ from oncurve.compat.trl.dialect import DIALECT, TRAINER_KEYS
 from oncurve.compat.trl.overrides import NOT_CALLED, refuse_overrides
 from oncurve.compat.trl.peft_keys import without_adapter
 from oncurve.compat.trl.run_trainer import RunTrainer
+from oncurve.losses import off_policy, top_entropy
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +82,24 @@ class GRPOTrainer(RunTrainer):
         if name in NOT_CALLED:
             refuse_overrides(type(self), name)
         super().__setattr__(name, value)
+
+    def get_high_entropy_mask(self, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor:
+        """Return the tokens `(B, T)` of the highest entropies, a share of 1 - `threshold` of those of `mask (B, T)`."""
+        return top_entropy(entropies, mask.bool(), 1.0 - threshold)
+
+    @staticmethod
+    def get_off_policy_mask(
+        advantages: Tensor,
+        per_token_logps: Tensor,
+        sampling_per_token_logps: Tensor,
+        mask: Tensor,
+        off_policy_threshold: float,
+    ) -> Tensor:
+        """Return 1 for each completion `(B, 1)` that is trained on, and 0 where its advantage `(B, 1)` is negative and
+        its tokens are off-policy (`oncurve.losses.off_policy`); the other tensors are `(B, T)`."""
+        each = advantages.expand_as(per_token_logps)
+        dropped = off_policy(per_token_logps, sampling_per_token_logps, each, mask.bool(), off_policy_threshold)
+        return 1.0 - dropped.any(1, keepdim=True).to(per_token_logps.dtype)
 
 
 def _one_for_each(classes: Any, reward_funcs: Any) -> list[Any]:

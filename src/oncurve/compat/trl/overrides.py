@@ -6,7 +6,7 @@ from transformers import Trainer
 
 from oncurve.base.errors import ConfigError
 
-OWN = ("evaluate", "save_model")
+OWN = ("evaluate", "get_high_entropy_mask", "get_off_policy_mask", "save_model")
 """Methods that `GRPOTrainer` has here for its user. TRL's loop calls them, too."""
 
 FREE = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
 import textwrap
@@ -82,6 +83,7 @@ def names(kinds: Iterable[str]) -> str:
     return ", ".join(f"`{kind}`" for kind in kinds)
 
 
+@functools.cache
 def meanings(cls: type[Component]) -> dict[str, str]:
     """Return the string under each field of a class, or of the base that declares it last. Raises KeyError later:
     a field without one has no entry.

@@ -27,6 +27,9 @@ from oncurve.rewards import verifier_of
 FULL_RATE = 2e-6
 """Learning rates up to this are those of full fine-tuning; an adapter takes about ten times as much."""
 
+TINY = 10_000_000
+"""Parameters below which such a rate is too low: docs/learning-rates.md measures models of up to a million."""
+
 
 @dataclass(frozen=True)
 class AdapterFacts:
@@ -91,6 +94,9 @@ NOTES: Conditions = {
     **DATA_NOTES,
     "rate_high": lambda c, f: c.learner.learning_rate > 1e-2,
     "adapter_rate_low": lambda c, f: c.lora.adapted and 0 < c.learner.learning_rate <= FULL_RATE,
+    "tiny_rate_low": lambda c, f: (
+        not c.lora.adapted and 0 < c.learner.learning_rate <= FULL_RATE and (f.parameters or TINY) < TINY
+    ),
     "rate_0": lambda c, f: c.learner.learning_rate == 0,
     "no_reward_counts": lambda c, f: (
         bool(c.rewards) and reads_rewards(c.advantage) and not any(r.weight for r in c.rewards)

@@ -178,6 +178,7 @@ class _HostSpawner:
                 self._nursery.append(HostNursery(self._recipe, self._folder, bool(self._gpus)))
             else:
                 self._nursery[0].kill()
+                self.failure = None if self._ready else order.cause  # what is slow to load once is so again
 
     def _hear_nursery(self, nursery: HostNursery, words: list[str]) -> None:
         self._nurseries.heard(self._which, self._now)

@@ -109,14 +109,14 @@ class _Session:
         settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "critical"}
         room = min(max(_OBJECT_STORE_BYTES, 2 * nbytes), psutil.virtual_memory().available // 2)
         stop = self._ray.shutdown
-        if not address:
-            private = tempfile.mkdtemp(prefix="oncurve-ray-", dir=_SHORT)  # Ray opens what is in it to all users
-            settings |= {"num_cpus": 1, "include_dashboard": False, "object_store_memory": room}
-            settings["_temp_dir"] = f"{private}/ray"
-            stop = functools.partial(_stop_in, private, stop)
-            atexit.register(stop)
-        start = functools.partial(self._ray.init, address=address or "local", **settings)
         try:
+            if not address:
+                private = tempfile.mkdtemp(prefix="oncurve-ray-", dir=os.environ.get("RAY_TMPDIR", _SHORT))
+                settings |= {"num_cpus": 1, "include_dashboard": False, "object_store_memory": room}
+                settings["_temp_dir"] = f"{private}/ray"  # Ray opens what is in it to all users
+                stop = functools.partial(_stop_in, private, stop)
+                atexit.register(stop)
+            start = functools.partial(self._ray.init, address=address or "local", **settings)
             self._held = _RayThread(start, stop)
         except Exception as error:
             what = f"Ray at {address} cannot be used" if address else "Ray cannot be started on this machine"

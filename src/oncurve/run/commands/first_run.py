@@ -57,17 +57,18 @@ def command_config(
         example = command(*of.split(), target, "--data", "train.jsonl", "--reward", "math")
         raise ConfigError(f"{target} is no recipe; to take a model, name data and a reward, too, like: {example}")
     found = _configured(target, is_model, overrides, data_arguments(data), rewards, presets)
-    if data is None or any(word.startswith(("data.eval_", "eval.")) for word in overrides):
+    if data is None or any(word.startswith("eval.") for word in overrides):
         return found
-    held_out = _held_out_by_default(found[0], found[1])
-    if not held_out:
+    chosen = any(word.startswith("data.eval_") for word in overrides)
+    evaluated = _evaluated_by_default(found[0], found[1], chosen)
+    if not evaluated:
         return found
-    rows, every = held_out.values()
+    *fraction, every = evaluated.values()
     complain(
-        f"by default {rows:.3g} of the rows is held out, and evaluated every {every} steps (data.eval_fraction, "
-        "eval.every); data.eval_fraction=0 trains on all rows"
+        (f"by default {fraction[0]:.3g} of the rows is held out, and evaluated" if fraction else "by default evaluated")
+        + f" every {every} steps; data.eval_fraction=0 trains on all rows, eval.every sets the steps"
     )
-    return _configured(target, is_model, overrides, data_arguments(data) | held_out, rewards, presets)
+    return _configured(target, is_model, overrides, data_arguments(data) | evaluated, rewards, presets)
 
 
 def sft_config(
@@ -108,14 +109,19 @@ def data_among(words: Sequence[str], data: str | None) -> tuple[list[str], str |
     return [word for word in words if word != rows[0]], rows[0]
 
 
-def _held_out_by_default(config: RunConfig, base: Path) -> dict[str, Any]:
-    """Return the settings that hold rows out, where there are enough and the run does not evaluate yet."""
-    if config.data.holds_out or config.eval.every or not config.rewards:
+def _evaluated_by_default(config: RunConfig, base: Path, chosen: bool) -> dict[str, Any]:
+    """Return the settings that hold rows out, where there are enough, and evaluate them, where the run does not yet.
+
+    `chosen`: whether rows are held out is said already.
+    """
+    if "every" in config.eval.model_fields_set or not config.rewards or (chosen and not config.data.holds_out):
         return {}
     try:
         count = len(read_rows(config.data, base)[0])
     except UserError:
         return {}  # the command itself reports it, or does not read the data
+    if config.data.holds_out:
+        return {"eval.every": min(EVALUATED_EVERY, config.over(count).run.steps)}
     if count < ENOUGH_ROWS:
         return {}
     fraction = min(0.1, MOST_HELD_OUT / count)
