@@ -47,12 +47,12 @@ class CommandWithExamples(TyperCommand):
         return list(super().parse_args(ctx, args))
 
     def _check_options(self, args: list[str]) -> None:
-        from oncurve.run import words_for
-
         known, wrong = {"--help", "-h", *(option for each in self.params for option in each.opts)}, list[str]()
-        for word, following in zip(args, [*args[1:], "VALUE"], strict=True):
+        for word, following in zip(args, (*args, "VALUE")[1:], strict=True):
             option, equals, value = word.partition("=")
             if option not in known and _OPTION.fullmatch(option):
+                from oncurve.run import words_for
+
                 words = words_for(option, value if equals else following, known)
                 wrong += [] if words is None else [f"no such option: {option}; {words}"]
         refuse(wrong)
