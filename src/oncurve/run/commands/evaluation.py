@@ -100,7 +100,7 @@ def _check_target(target: str, folder: Path, told: bool) -> None:
         raise ConfigError(f"{target} is a recipe; evaluate a model: {command('eval', 'MODEL', '--recipe', target)}")
     if not told:
         ways = ("--recipe", "RECIPE.toml"), ("--data", "FILE.jsonl", "--reward", "math")
-        named = ", or ".join(command("eval", target, *way) for way in ways)
+        named = ", or by options: ".join(command("eval", target, *way) for way in ways)
         raise ConfigError(f"{target} is not a run, so its prompts and rewards must be named: {named}")
 
 
