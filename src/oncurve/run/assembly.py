@@ -92,33 +92,21 @@ class Run(Closing):
 
     def close(self) -> None:
         """Close engine, learner, reward workers and logs, let go of the directory. Twice is allowed."""
-        with ExitStack() as closing:  # all of them, whatever one raises
-            closing.callback(self.let_go)
-            closing.callback(self.trainer.groups.close)
-            closing.callback(self.rewards.close)
-            closing.callback(self.learner.close)
-            closing.callback(self.engine.close)
-            closing.callback(self.trainer.groups.rest)
+        groups = self.trainer.groups
+        _each(groups.rest, self.engine.close, self.learner.close, self.rewards.close, groups.close, self.let_go)
 
     def rest(self) -> None:
         """No step follows: let go of the directory, and of what training alone needs, the other processes of a cluster
         and earlier weights. `evaluate` and `save_model` go on in this process. Twice is allowed."""
-        with ExitStack() as closing:  # all of them, whatever one raises
-            closing.callback(self.let_go)
-            closing.callback(self.trainer.groups.close)
-            closing.callback(self.config.cluster.rest, self.learner, self.engine)
-            closing.callback(self.trainer.groups.rest)
+        groups = self.trainer.groups
+        _each(groups.rest, lambda: self.config.cluster.rest(self.learner, self.engine), groups.close, self.let_go)
 
     def let_go(self) -> None:
         """Close the logs and let go of the directory, whose `path` is still known: another run may go on with it."""
-        with ExitStack() as closing:  # all of them, whatever one raises
-            if self.directory is not None:
-                closing.callback(self.directory.close)
-            if self.trainer.recorder is not None:
-                closing.callback(self.trainer.recorder.close)
-                self.trainer.recorder = None
-            if self.iterations is not None:
-                closing.callback(self.iterations.replay.close)
+        recorder, self.trainer.recorder = self.trainer.recorder, None
+        replay = None if self.iterations is None else self.iterations.replay
+        held = (replay, recorder, self.directory)
+        _each(*(each.close for each in held if each is not None))
 
     def train(self, *observers: Callable[[StepResult], None]) -> str | None:
         """Run the steps that are left; the name of the signal that ended it early, or None."""
@@ -218,6 +206,13 @@ class Run(Closing):
         kept = self.config.rollouts, trainer.refusals, self.loaded.tokenizer, verifier
         trainer.recorder = Recorder(self.directory.path, trainer.state, *kept)
         return trainer.recorder.notes
+
+
+def _each(*steps: Callable[[], object]) -> None:
+    """Do all the steps in their order, whatever one of them raises."""
+    with ExitStack() as all_of_them:
+        for step in reversed(steps):
+            all_of_them.callback(step)
 
 
 def _parameters(loaded: LoadedModel) -> int:

@@ -318,14 +318,12 @@ def _locked(path: Path) -> int:
 
 def describe_environment(device: str) -> dict[str, Any]:
     """Software and machine: the conditions for bit equality of a resumed run, and others for the reader."""
+    import psutil
     import torch
     import transformers
 
     from oncurve.machine.fingerprint import digest_of_sample_results, gpu_versions, library_settings, processor
 
-    memory = None
-    with contextlib.suppress(OSError, ValueError):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "oncurve": version("oncurve"),
         "torch": torch.__version__,
@@ -341,7 +339,7 @@ def describe_environment(device: str) -> dict[str, Any]:
         "library_settings": library_settings(),
         "sample_results": digest_of_sample_results() if device == "cpu" else None,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": memory,
+        "memory_bytes": psutil.virtual_memory().total,
         **({"device_memory_bytes": torch.cuda.mem_get_info()[1]} if device == "cuda" else {}),
     }
 
