@@ -6,11 +6,10 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from oncurve.base.errors import ConfigError
 from oncurve.base.imports import only_looking, trust_all
 from oncurve.base.output import say
 from oncurve.cli.dialects import dialect_app
@@ -143,7 +142,7 @@ def reward_model_label(
     data: Data = None,
     reward: Reward = None,
     preset: Preset = None,
-    kind: str = "preferences",
+    kind: Literal["preferences", "steps"] = "preferences",
     prompts: Annotated[int, typer.Option("--prompts", min=1)] = 256,
     verifier: str | None = None,
     continuations: Annotated[int, typer.Option("--continuations", min=0)] = 0,
@@ -152,10 +151,8 @@ def reward_model_label(
     """Label a policy's samples, as training data (JSONL)."""
     from oncurve.run import command_config, label_samples
 
-    if kind not in ("preferences", "steps"):
-        raise ConfigError(f'--kind: expected "preferences" or "steps", got {kind!r}')
     config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "reward-model label")
-    label_samples(config, base, out, kind, prompts, verifier, continuations)  # type: ignore[arg-type]
+    label_samples(config, base, out, kind, prompts, verifier, continuations)
 
 
 def show(text: str, value: Any, as_json: bool) -> None:
