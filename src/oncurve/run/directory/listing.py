@@ -105,7 +105,7 @@ def _listed(path: Path) -> ListedRun:
         return ListedRun(path, state, step, steps, age_seconds=age)
     at = int(best.get("step", 0))
     kept = at in dict(durable.numbered(path / "checkpoints")) if at else None
-    return ListedRun(path, state, step, steps, metric, best[str(metric)], at, age, kept)
+    return ListedRun(path, state, step, steps, metric, float(best[str(metric)]), at, age, kept)
 
 
 def _ago(seconds: float) -> str:
