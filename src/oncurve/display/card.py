@@ -57,7 +57,8 @@ def _row(
     values = [line[key] for line in metrics if key in line and math.isfinite(line[key])]
     if not values or (key in TROUBLE and not any(values)):
         return None
-    return label, [words(value) for value in (values[0], values[-1])[-min(2, len(metrics)) :]], curve(values)
+    ends = (values[0], values[-1]) if len(metrics) > 1 else values[-1:]
+    return label, list(map(words, ends)), curve(values)
 
 
 def curve(values: Sequence[float]) -> str:
