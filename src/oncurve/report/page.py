@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,8 +50,8 @@ def write_report(directory: Path) -> Path:
     return path
 
 
-def rendered(template: str, **values: Any) -> str:
-    """Return a page of `oncurve/templates`. Control characters in every text are visible; HTML is escaped."""
+@functools.cache
+def _templates() -> jinja2.Environment:
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("oncurve", "templates"),
         autoescape=jinja2.select_autoescape(["html.j2"]),
@@ -62,7 +63,12 @@ def rendered(template: str, **values: Any) -> str:
     templates.filters["inline"] = lambda text: " ".join(text.replace("`", "'").split())  # of Markdown
     templates.filters["number"] = lambda value: "none" if value is None else short(value)
     templates.filters["signed"] = lambda value: "none" if value is None else f"{value:+.2f}".replace("-", "−")
-    return templates.get_template(template).render({"width": WIDTH, "height": HEIGHT, **values})
+    return templates
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Return a text by a template of `oncurve/templates`. Control characters in it are visible; HTML is escaped."""
+    return _templates().get_template(template).render({"width": WIDTH, "height": HEIGHT, **values})
 
 
 def render_report(run: RunRecord) -> str:
