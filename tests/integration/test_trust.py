@@ -76,6 +76,7 @@ def test_commands_that_look_import_nothing(command: Command, monkeypatch: pytest
     for words in (("config", "show"), ("config", "explain"), ("runs",)):
         said = command(*words, "run").fine()
         assert words == ("runs",) or "own.py:" in said.out or "own:" in said.out or "not imported" in said.err
+        assert kind != "an advantage" or "std r" not in said.out  # the formula of the built-in that stands in for it
     assert command("doctor", "run").code in (0, 1, 2)
     said = command("export", "run", "--out", "exported").fine()
 

@@ -76,6 +76,10 @@ def stated(component: object, name: str, default: Any) -> Any:
 
 def described(component: object) -> Equation:
     """Return the component's `describe()`; of one without, its name and settings, and a line that says so."""
+    unread: str | None = getattr(component, "unread", None)
+    if unread is not None:
+        name = unread.rpartition(":")[2]
+        return Equation(name, {name: f"{unread}, which this command does not import: it runs no code of a recipe"})
     describe = stated(component, "describe", None)
     if describe is not None:
         equation: Equation = describe()
