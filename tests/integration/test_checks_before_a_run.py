@@ -39,13 +39,15 @@ def test_rows_columns_prompts_lengths_and_rewards_are_shown(tmp_path: Path):
     said = words(file, "data.eval_fraction=0.1", "data.max_prompt_tokens=20", "data.overlong=drop")
     found = check_data_of(*load_config("grpo", said))
     assert (found.rows, found.held_out, found.problems) == (18, 2, ())
-    assert [(column.name, column.types, column.rows) for column in found.columns][:2] == [
-        ("prompt", ("text",), 18),
-        ("answer", ("text",), 18),
+    assert [(column["name"], column["types"], column["rows"]) for column in found.columns][:2] == [
+        ("prompt", ["text"], 18),
+        ("answer", ["text"], 18),
     ]
-    assert [(reward.name, reward.needs, reward.lacking) for reward in found.rewards] == [("exact", ("answer",), 0)]
+    assert [(reward["name"], reward["needs"], reward["lacking"]) for reward in found.rewards] == [
+        ("exact", ("answer",), 0)
+    ]
     assert found.limit == 20
-    assert found.lengths["training"].too_long + found.lengths["held out"].too_long == 1
+    assert found.lengths["training"]["too_long"] + found.lengths["held out"]["too_long"] == 1
     text = found.text()
     assert "18 rows to train on, 2 held out" in text
     assert "exact: needs answer; there in every row" in text
@@ -78,8 +80,8 @@ def test_rows_of_verl_in_parquet_need_no_names_and_a_function_shows_its_columns(
     reward = f'rewards=[{{kind="exact"}}, {{path="{tmp_path / "score.py"}:score"}}]'
     found = check_data_of(*load_config("grpo", [*words(tmp_path / "a.parquet"), reward]))
     assert found.problems == ()
-    assert [(each.needs, each.takes) for each in found.rewards] == [(("answer",), ()), (("level",), ("hint",))]
-    assert {column.name: column.types for column in found.columns}["reward_model"] == ("table",)
+    assert [(each["needs"], each["takes"]) for each in found.rewards] == [(("answer",), ()), (("level",), ("hint",))]
+    assert {column["name"]: column["types"] for column in found.columns}["reward_model"] == ["table"]
 
 
 def test_without_a_model_the_rows_are_shown_and_not_tokenised(tmp_path: Path):
@@ -105,7 +107,7 @@ def test_special_tokens_of_a_chat_template_are_visible(tmp_path: Path, test_data
     found = check_data_of(*load_config("grpo", words(file, f"model.path={model}", "data.system=Be brief.")))
     ((place, tokens, text),) = found.prompts
     assert place == f"{file} line 1"
-    assert tokens == found.lengths["training"].percentiles["max"]
+    assert tokens == found.lengths["training"]["percentiles"]["max"]
     assert text.startswith(
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWie groß ist 2+2? 🙂<|im_end|>\n"
         "<|im_start|>assistant\n"
@@ -167,11 +169,11 @@ def tried_words(folder: Path, *more: str) -> list[str]:
 def test_given_completions_are_scored_one_group_per_row_and_faults_are_shown(tmp_path: Path):
     found = check_rewards_of(*load_config("grpo", tried_words(tmp_path)), column="tries", prompts=2)
     assert found.names == ("numeric", "length")
-    assert [[one.reward for one in scored] for _, _, scored in found.groups] == [[1.0, 0.0]] * 2
+    assert [[one["reward"] for one in scored] for _, _, scored in found.groups] == [[1.0, 0.0]] * 2
     (place, prompt, (right, wrong)), _ = found.groups
     assert (place, prompt) == (f"{tmp_path / 'a.jsonl'} line 1", "0+1=")
-    assert (right.parts, right.fault) == ({"numeric": 1.0, "length": 9.0}, None)
-    assert wrong.parts == {"numeric": 0.0, "length": None}
+    assert (right["parts"], right["fault"]) == ({"numeric": 1.0, "length": 9.0}, None)
+    assert wrong["parts"] == {"numeric": 0.0, "length": None}
     text = found.text()
     assert "fault: exception: length: ValueError: no 77 🙂" in text
     assert "2 of 2 prompts have completions with different rewards" in text
@@ -181,11 +183,11 @@ def test_given_completions_are_scored_one_group_per_row_and_faults_are_shown(tmp
 
 def test_a_part_of_a_table_and_a_file_without_prompts_hold_completions_too(tmp_path: Path):
     best = check_rewards_of(*load_config("grpo", tried_words(tmp_path)), column="best.text", prompts=6)
-    assert [one.reward for _, _, scored in best.groups for one in scored] == [1.0] * 6
+    assert [one["reward"] for _, _, scored in best.groups for one in scored] == [1.0] * 6
     assert "all completions have the reward 1," in best.text()
     file = jsonl(tmp_path / "b.jsonl", [{"completion": "It is 5.", "answer": 5}, {"completion": "6", "answer": "5"}])
     given = check_rewards_of(*load_config("grpo", tried_words(tmp_path)), file=file)
-    assert [one.reward for _, _, scored in given.groups for one in scored] == [1.0, 0.0]
+    assert [one["reward"] for _, _, scored in given.groups for one in scored] == [1.0, 0.0]
     assert given.source == f"from the column 'completion' of {file}"
 
 
@@ -292,7 +294,7 @@ def test_a_reward_that_works_is_only_warned_of(tmp_path: Path, name: str, warned
     assert found.problems == ()
     assert [bool(re.search(warned, line)) for line in found.warnings] == [True] * bool(warned)
     assert ("A run would take this." in found.text()) == (not warned)
-    assert (found.rewards[0].tried, found.rewards[0].read, found.rewards[0].mean) == (6, 6, mean)
+    assert tuple(found.rewards[0][key] for key in ("tried", "read", "mean")) == (6, 6, mean)
 
 
 def test_a_reward_that_fails_for_a_made_up_text_of_rows_without_an_answer_is_only_warned_of(tmp_path: Path):

@@ -98,7 +98,7 @@ def test_run_adapter_and_merged_model_are_evaluated_alike(whole: Path) -> None:
     recipe = str(whole / "config.toml")
     rewards = ["rewards=[{kind='task'}]"]
     targets = [str(whole), str(whole / "model"), str(whole / "model" / "adapter")]
-    found = [evaluate_target(each, [*words, *rewards], recipe=recipe, n=2, limit=6).evaluation for each in targets]
+    found = [evaluate_target(each, [*words, *rewards], recipe=recipe, n=2, limit=6)[1] for each in targets]
     assert found[0] == found[1]
     for merged, apart in zip(found[0].greedy, found[2].greedy, strict=True):  # merged weights round otherwise
         assert merged.scores == apart.scores

@@ -94,6 +94,7 @@ def test_a_command(unchanged: Command, words: str) -> None:
 
 
 USAGE = ["trian", "resume", "train", "eval model --n 0", "train recipe.toml --zzzqq 1", "config diff"]
+USAGE += ["reward-model label recipe.toml --kind stairs --out o"]
 
 
 @pytest.mark.parametrize("words", USAGE)

@@ -93,7 +93,7 @@ TRAIN: dict[str, tuple[dict[str, Any], str]] = {
     "a section as a value": ({"settings": {"kl": 0.1}}, "kl: expected a table of settings, got 0.1"),
     "an unknown key": ({"settings": {"kl": {"coeff": 1}}}, "did you mean 'coef'"),
     "an unknown dotted key": ({"settings": {"rollout.group_sise": 4}}, "did you mean 'group_size'"),
-    "a setting twice": ({"settings": {"kl.coef": 0.1, "kl": {"coef": 0.2}}}, "kl.coef: settings say it twice"),
+    "a setting twice": ({"settings": {"kl.coef": 0.1, "kl": {"coef": 0.2}}}, "kl.coef: given twice"),
     "steps and epochs": ({"epochs": 2}, "leave one of them out"),
     "an out that is a file": ({"out": "recipe.toml"}, "recipe.toml is a file. Choose another --out"),
     "an out with things in it": ({"out": "model"}, "nothing in it is overwritten"),

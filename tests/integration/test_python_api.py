@@ -140,10 +140,10 @@ def test_without_held_out_rows_python_and_the_command_line_evaluate_the_same_pro
     run = train(model=model_folder, reward="reward.py:length", out=tmp_path / "run", settings=settings)
     here = run.evaluate(2)
     run.close()
-    there = evaluate_target(str(tmp_path / "run"), n=2)
+    _, there = evaluate_target(str(tmp_path / "run"), n=2)
     assert not here.held_out
     assert here.prompts == 3
-    assert there.evaluation.to_json() == here.to_json()
+    assert there.to_json() == here.to_json()
     assert "prompts of the training data (the recipe holds none out)" in there.text()
 
 
@@ -157,8 +157,8 @@ def test_a_limit_counts_prompts_that_are_evaluated_not_those_that_were_dropped(
     words = ["data.max_prompt_tokens=5", "data.overlong=drop", f"data.path={tmp_path / 'rows.jsonl'}"]
     words += ["rewards=[{kind='exact'}]", "rollout.max_new_tokens=2"]
     words += ["data.eval_fraction=0.5"] if held_out else []
-    found = evaluate_target(str(model_folder), words, n=1, limit=8)
-    assert (found.evaluation.prompts, found.evaluation.held_out) == (8, held_out)
+    _, found = evaluate_target(str(model_folder), words, n=1, limit=8)
+    assert (found.prompts, found.held_out) == (8, held_out)
 
 
 def test_a_rotation_by_the_longest_row_is_in_an_evaluation_afterwards_what_it_was_in_the_run(

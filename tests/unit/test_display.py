@@ -5,14 +5,9 @@ import pytest
 from rich.console import Console
 
 from fakes.metric_names import named
-from oncurve.display import (
-    BeforeAfter,
-    Progress,
-    ScoredCompletion,
-    show_before_after,
-    show_group,
-)
-from oncurve.display.text import one_line
+from oncurve.demo.lesson import show_before_after, show_group
+from oncurve.display import Progress, one_line
+from oncurve.types import Completion, Group, Prompt, Score
 
 EVIL = "\x1b[2J\x1b]0;title\x07a\x1b]52;c;aGk=\x1b\\b\x9b31m\x00\u202ec[red]\r\x08 \U0001f600"
 
@@ -121,18 +116,21 @@ def test_advice_is_set_off_and_wrapped_and_trouble_is_on_the_line() -> None:
     assert max(len(line) for line in text.partition("\n\n")[2].splitlines()) <= 60
 
 
-def group() -> list[ScoredCompletion]:
-    return [
-        ScoredCompletion("7*8=54\n#### 54", 0.0, -0.5, "length"),
-        ScoredCompletion("7*8=56\n#### 56", 1.0, 1.5),
-        ScoredCompletion("[red]no[/red]\x1b[31m", 0.0, -0.5),
-        ScoredCompletion("?", 0.0, -0.5),
-    ]
+ADVANTAGES = (-0.5, 1.5, -0.5, -0.5)
+
+
+def group() -> Group:
+    texts = ("7*8=54\n#### 54", "7*8=56\n#### 56", "[red]no[/red]\x1b[31m", "?")
+    completions = tuple(
+        Completion((1,), text, (0.0,), "eos" if index else "length", index, 0) for index, text in enumerate(texts)
+    )
+    scores = tuple(Score(float(index == 1)) for index in range(len(texts)))
+    return Group(Prompt(0, "What is 7*8?\x1b[2J", (1,)), completions, scores)
 
 
 def test_a_group_in_plain_lines_is_ranked_and_worked_out() -> None:
     console = pipe()
-    show_group(console, "What is 7*8?\x1b[2J", group(), "One group of step 3")
+    show_group(console, group(), ADVANTAGES, "One group of step 3")
     text = printed(console)
     assert "\x1b" not in text
     rows = [line.strip() for line in text.splitlines()]
@@ -147,7 +145,7 @@ def test_a_group_in_plain_lines_is_ranked_and_worked_out() -> None:
 
 def test_a_group_on_a_terminal_is_coloured_by_advantage() -> None:
     console = terminal()
-    show_group(console, "What is 7*8?", group())
+    show_group(console, group(), ADVANTAGES, "One group")
     text = printed(console)
     assert "\x1b[36m7*8=56 ⏎ #### 56" in text
     assert "[red]no[/red]" in text
@@ -155,10 +153,10 @@ def test_a_group_on_a_terminal_is_coloured_by_advantage() -> None:
 
 
 def test_before_and_after() -> None:
-    item = BeforeAfter("What is\n7*8?", "56", "7*8=54\n#### 54\x1b[2J", False, "", True)
+    before = {"prompt": "What is\n7*8?", "answer": "56", "reply": "7*8=54\n#### 54\x1b[2J", "right": False}
     plain, coloured = pipe(), terminal()
     for console in (plain, coloured):
-        show_before_after(console, [item])
+        show_before_after(console, [(before, {"reply": "", "right": True})])
     assert r"before wrong  7*8=54 | #### 54\x1b[2J" in printed(plain)
     assert "after  right  (nothing)\n" in printed(plain)
     assert "(answer: 56)" in printed(plain)

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 dialect_app = typer.Typer()
 """The commands of `oncurve config` that read other tools' settings."""
 
-RecipeOut = Annotated[
-    Path | None, typer.Option("--out", help="Write the recipe to this file, which must not exist yet.")
-]
+RecipeOut = Annotated[Path | None, typer.Option("--out")]
 
 
 def config_of_file(
@@ -67,7 +65,7 @@ def show_recipe(translation: Translation, out: Path | None) -> None:
 
 @dialect_app.command("from-openrlhf", cls=CommandWithExamples, context_settings={"ignore_unknown_options": True})
 def config_from_openrlhf(
-    words: Annotated[list[str], typer.Argument(help="The flags of train_ppo_ray, as in a script.", metavar="FLAGS")],
+    words: Annotated[list[str], typer.Argument(metavar="FLAGS")],
     out: RecipeOut = None,
 ) -> None:
     """Print the recipe of OpenRLHF's train_ppo_ray flags, with a comment per flag."""
@@ -78,10 +76,7 @@ def config_from_openrlhf(
 
 @dialect_app.command("from-verl", cls=CommandWithExamples, context_settings={"ignore_unknown_options": True})
 def config_from_verl(
-    words: Annotated[
-        list[str],
-        typer.Argument(help="verl's YAML file, or settings; settings after a file win.", metavar="YAML|KEY=VALUE"),
-    ],
+    words: Annotated[list[str], typer.Argument(metavar="YAML|KEY=VALUE")],
     out: RecipeOut = None,
 ) -> None:
     """Print the recipe of a verl command, with a comment per key."""

@@ -6,11 +6,10 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from oncurve.base.errors import ConfigError
 from oncurve.base.imports import only_looking, trust_all
 from oncurve.base.output import say
 from oncurve.cli.dialects import dialect_app
@@ -23,26 +22,15 @@ reward_model_app = typer.Typer(no_args_is_help=True, help="Train a reward model,
 
 config_app.add_typer(dialect_app)
 
-RECIPE_HELP = "A recipe (.toml or .yaml), the name of a shipped recipe or preset, or with --data a model."
 RECIPE = "RECIPE|MODEL"
-Recipe = Annotated[str, typer.Argument(help=RECIPE_HELP, metavar=RECIPE)]
-Data = Annotated[
-    str | None, typer.Option("--data", help="The prompts: a file, a folder or a hub id. It replaces the recipe's.")
-]
-Reward = Annotated[
-    list[str] | None,
-    typer.Option("--reward", help='The reward: a kind like "math", or file.py:name. May be given several times.'),
-]
-Preset = Annotated[list[str] | None, typer.Option("--preset", help="The algorithm; of several the later ones win.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings that override the recipe's.", metavar="SECTION.KEY=VALUE")
-]
+Recipe = Annotated[str, typer.Argument(metavar=RECIPE)]
+Data = Annotated[str | None, typer.Option("--data")]
+Reward = Annotated[list[str] | None, typer.Option("--reward")]
+Preset = Annotated[list[str] | None, typer.Option("--preset")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE")]
 
-Trust = Annotated[
-    bool,
-    typer.Option("--trust", callback=trust_all, help="Run what a folder from elsewhere brings: docs/trust.md."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one last line of JSON.")]
+Trust = Annotated[bool, typer.Option("--trust", callback=trust_all)]
+Json = Annotated[bool, typer.Option("--json")]
 
 
 @config_app.command("show", cls=CommandWithExamples)
@@ -99,7 +87,7 @@ def data_check(
 
     config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "data check")
     found = check_data_of(config, base)
-    show(found, as_json)
+    show(found.text(), found.to_json(), as_json)
     if found.problems:
         raise typer.Exit(2)
 
@@ -111,14 +99,10 @@ def reward_check(
     data: Data = None,
     reward: Reward = None,
     preset: Preset = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Sample completions with the recipe's model.")] = False,
-    completions: Annotated[
-        Path | None, typer.Option("--completions", help="Take rows with completions from this file.")
-    ] = None,
-    column: Annotated[
-        str, typer.Option("--column", help="The column with the completion, or a list of them.")
-    ] = "completion",
-    prompts: Annotated[int, typer.Option("--prompts", help="How many rows to take.", min=1)] = 4,
+    sample: Annotated[bool, typer.Option("--sample")] = False,
+    completions: Path | None = None,
+    column: str = "completion",
+    prompts: Annotated[int, typer.Option("--prompts", min=1)] = 4,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -131,18 +115,16 @@ def reward_check(
 
     config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "reward check")
     found = check_rewards_of(config, base, sample, completions, column, prompts)
-    show(found, as_json)
+    show(found.text(), found.to_json(), as_json)
     if found.worthless:
         raise typer.Exit(2)
 
 
 @reward_model_app.command("train", cls=CommandWithExamples)
 def reward_model_train(
-    recipe: Annotated[
-        str, typer.Argument(help="A recipe (.toml or .yaml), or the name of a shipped one.", metavar="RECIPE")
-    ],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE")],
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
+    out: Path | None = None,
     trust: Trust = False,
 ) -> None:
     """Train a reward model on pairs or labelled steps."""
@@ -155,40 +137,29 @@ def reward_model_train(
 @reward_model_app.command("label", cls=CommandWithExamples)
 def reward_model_label(
     recipe: Recipe,
-    out: Annotated[Path, typer.Option("--out", help="The file to write; it must not exist yet.")],
+    out: Annotated[Path, typer.Option("--out")],
     overrides: Overrides = None,
     data: Data = None,
     reward: Reward = None,
     preset: Preset = None,
-    kind: Annotated[
-        str, typer.Option("--kind", help="preferences (pairs of completions), or steps (labelled).")
-    ] = "preferences",
-    prompts: Annotated[
-        int, typer.Option("--prompts", help="Number of prompts to sample completions for.", min=1)
-    ] = 256,
-    verifier: Annotated[str | None, typer.Option("--verifier", help="The name of the reward that labels.")] = None,
-    continuations: Annotated[
-        int,
-        typer.Option(
-            "--continuations", help="Continuations from each step's end; 0: the verifier scores steps.", min=0
-        ),
-    ] = 0,
+    kind: Literal["preferences", "steps"] = "preferences",
+    prompts: Annotated[int, typer.Option("--prompts", min=1)] = 256,
+    verifier: str | None = None,
+    continuations: Annotated[int, typer.Option("--continuations", min=0)] = 0,
     trust: Trust = False,
 ) -> None:
     """Label a policy's samples, as training data (JSONL)."""
     from oncurve.run import command_config, label_samples
 
-    if kind not in ("preferences", "steps"):
-        raise ConfigError(f'--kind: expected "preferences" or "steps", got {kind!r}')
     config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "reward-model label")
-    label_samples(config, base, out, kind, prompts, verifier, continuations)  # type: ignore[arg-type]
+    label_samples(config, base, out, kind, prompts, verifier, continuations)
 
 
-def show(found: Any, as_json: bool) -> None:
-    """Print a result that has `text()` and `to_json()`, the latter as the last line where `as_json`."""
-    say(found.text())
+def show(text: str, value: Any, as_json: bool) -> None:
+    """Print a result as text, and its `value` as a last line of JSON where `as_json`."""
+    say(text)
     if as_json:
-        say(json.dumps(found.to_json()))
+        say(json.dumps(value))
 
 
 def exit_with(stopped_by: str | None) -> None:

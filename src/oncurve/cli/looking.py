@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,27 +9,16 @@ import typer
 
 from oncurve.base.errors import ConfigError
 from oncurve.base.output import say
-from oncurve.cli.groups import Json
+from oncurve.cli.groups import Json, show
 
 
 def show_command(
-    directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
-    step: Annotated[int | None, typer.Option("--step", help="The step (default: the newest that is kept).")] = None,
-    group: Annotated[
-        int | None, typer.Option("--group", help="The group's number in the step, from 0 (default: list all).", min=0)
-    ] = None,
-    completion: Annotated[
-        int | None, typer.Option("--completion", help="One completion of the group, by its number.", min=0)
-    ] = None,
-    flips: Annotated[
-        bool,
-        typer.Option(
-            "--flips", help="The held-out problems that flipped until the evaluation after --step; --group shows one."
-        ),
-    ] = False,
-    since: Annotated[
-        int | None, typer.Option("--since", help="With --flips: the evaluation to compare with (default: the first).")
-    ] = None,
+    directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    step: int | None = None,
+    group: Annotated[int | None, typer.Option("--group", min=0)] = None,
+    completion: Annotated[int | None, typer.Option("--completion", min=0)] = None,
+    flips: Annotated[bool, typer.Option("--flips")] = False,
+    since: int | None = None,
     as_json: Json = False,
 ) -> None:
     """Show the groups of a step, or one group: texts, rewards, and the tokens that the step changed most.
@@ -47,29 +35,16 @@ def show_command(
         found = look_at_flips(directory, since, step, group) if flips else look_at(directory, step, group, completion)
     except KeyError as error:
         raise ConfigError(f"--group: these evaluations have no problem {group}") from error
-    say(show_text(found))
-    if as_json:
-        say(json.dumps(found))
+    show(show_text(found), found, as_json)
 
 
 def view_command(
-    folder: Annotated[
-        Path, typer.Argument(help="A folder that holds runs, or a run (default: runs).", metavar="[DIR]")
-    ] = Path("runs"),
-    port: Annotated[
-        int | None,
-        typer.Option("--port", help="The port on 127.0.0.1 (default: 8765 or the next free one).", min=1, max=65535),
-    ] = None,
-    at: Annotated[
-        str | None, typer.Option("--at", help="Open at this link, '#/run/step/group', as other commands print them.")
-    ] = None,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address alone; open no browser.")] = False,
-    export_to: Annotated[
-        Path | None, typer.Option("--export", help="Write a copy that opens without a server to this folder.")
-    ] = None,
-    steps: Annotated[
-        str | None, typer.Option("--steps", help="The steps of the copy: 1,10,20-25 (default: the first and the last).")
-    ] = None,
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]")] = Path("runs"),
+    port: Annotated[int | None, typer.Option("--port", min=1, max=65535)] = None,
+    at: str | None = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser")] = False,
+    export_to: Annotated[Path | None, typer.Option("--export")] = None,
+    steps: str | None = None,
 ) -> None:
     """Show runs in a browser: curves, groups, and what each update did to each token.
 

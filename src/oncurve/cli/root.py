@@ -5,7 +5,6 @@ Exit codes: 0 success, 1 the run failed, 2 bad input, 129, 130 or 143 stopped by
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -23,11 +22,11 @@ from oncurve.base.paths import permitted, working_directory
 from oncurve.cli.dialects import config_of_file, train_by_verl
 from oncurve.cli.groups import (
     RECIPE,
-    RECIPE_HELP,
     Data,
     Json,
     Overrides,
     Preset,
+    Recipe,
     Reward,
     Trust,
     config_app,
@@ -83,22 +82,15 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command(cls=CommandWithExamples)
 def train(
-    recipe: Annotated[str | None, typer.Argument(help=RECIPE_HELP, metavar=RECIPE)] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar=RECIPE)] = None,
     overrides: Overrides = None,
     data: Data = None,
     reward: Reward = None,
     preset: Preset = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="The run's folder; it must not exist yet (default: runs/<recipe>-<model>)."),
-    ] = None,
-    resume_if_there: Annotated[
-        bool, typer.Option("--resume-if-there", help="Continue the run that is in --out, if there is one.")
-    ] = False,
-    file: Annotated[
-        Path | None, typer.Option("--config", help="The recipe, in rlox's form (algorithm: grpo), too.")
-    ] = None,
-    verl: Annotated[bool, typer.Option("--verl", help="The words are verl's: a YAML file, or key=value.")] = False,
+    out: Path | None = None,
+    resume_if_there: Annotated[bool, typer.Option("--resume-if-there")] = False,
+    file: Annotated[Path | None, typer.Option("--config")] = None,
+    verl: Annotated[bool, typer.Option("--verl")] = False,
     trust: Trust = False,
     config_name: Annotated[str | None, typer.Option("--config-name", hidden=True)] = None,
     config_path: Annotated[str | None, typer.Option("--config-path", hidden=True)] = None,
@@ -133,17 +125,12 @@ def train(
 
 @app.command(cls=CommandWithExamples)
 def sft(
-    recipe: Annotated[
-        str, typer.Argument(help="A recipe with [sft], or with --data any recipe or a model.", metavar=RECIPE)
-    ],
+    recipe: Recipe,
     overrides: Overrides = None,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="The demonstrations: a file, a folder or a hub id, in place of sft.data."),
-    ] = None,
+    data: Data = None,
     reward: Reward = None,
     preset: Preset = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
+    out: Path | None = None,
     trust: Trust = False,
 ) -> None:
     """Fine-tune a model on demonstrations: the warm start of [sft], by itself.
@@ -159,8 +146,8 @@ def sft(
 
 @app.command(cls=CommandWithExamples)
 def init(
-    name: Annotated[str, typer.Argument(help="The shipped recipe to begin with.", metavar="NAME")] = "own",
-    out: Annotated[Path | None, typer.Option("--out", help="The file to write; it must not exist yet.")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME")] = "own",
+    out: Path | None = None,
 ) -> None:
     """Write a commented recipe to edit, and the code that it names."""
     from oncurve.config import write_recipe
@@ -173,14 +160,9 @@ def init(
 
 @app.command(cls=CommandWithExamples)
 def resume(
-    directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Settings from now on, like run.steps=500.", metavar="SECTION.KEY=VALUE"),
-    ] = None,
-    changed: Annotated[
-        bool, typer.Option("--changed", help="Accept changed settings or data; the resume is then not exact.")
-    ] = False,
+    directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE")] = None,
+    changed: Annotated[bool, typer.Option("--changed")] = False,
     trust: Trust = False,
 ) -> None:
     """Continue a stopped or killed run, exactly where it was: its newest checkpoint.
@@ -194,34 +176,23 @@ def resume(
 
 @app.command(cls=CommandWithExamples)
 def runs(
-    folder: Annotated[
-        Path | None, typer.Argument(help="A folder that holds runs, or a run (default: runs).", metavar="[DIR]")
-    ] = None,
+    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]")] = None,
     as_json: Json = False,
 ) -> None:
     """List runs with their state, step, best evaluation and age."""
     from oncurve.run import list_runs, table_of
 
     found = list_runs(folder)
-    say(table_of(found))
-    if as_json:
-        say(json.dumps([run.to_json() for run in found]))
+    show(table_of(found), [run.to_json() for run in found], as_json)
 
 
 @app.command(cls=CommandWithExamples)
 def export(
-    directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
-    step: Annotated[str | None, typer.Option("--step", help="A step, or best (default: the newest).")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The folder to write; it must not exist yet (default: in DIR/export).")
-    ] = None,
-    adapter: Annotated[
-        bool, typer.Option("--adapter", help="Write the LoRA adapter alone; else it is merged into the weights.")
-    ] = False,
-    push: Annotated[
-        str | None,
-        typer.Option("--push", help="Upload it to this repository of the hub, made as a private one.", metavar="REPO"),
-    ] = None,
+    directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    step: str | None = None,
+    out: Path | None = None,
+    adapter: Annotated[bool, typer.Option("--adapter")] = False,
+    push: Annotated[str | None, typer.Option("--push", metavar="REPO")] = None,
 ) -> None:
     """Write the policy of a checkpoint in Hugging Face form, with a model card; the run may be going on."""
     from oncurve.run import check_repository, export_run, push_export
@@ -236,16 +207,11 @@ def export(
 
 @app.command("eval", cls=CommandWithExamples)
 def evaluate_command(
-    target: Annotated[str, typer.Argument(help="A run's folder, or a model (folder or hub id).", metavar="DIR|MODEL")],
+    target: Annotated[str, typer.Argument(metavar="DIR|MODEL")],
     overrides: Overrides = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            "--recipe", help="Take prompts and rewards from this recipe (a MODEL needs it, or --data and --reward)."
-        ),
-    ] = None,
-    n: Annotated[int, typer.Option("--n", help="Sampled completions per prompt, for pass@k and maj@k.", min=1)] = 8,
-    limit: Annotated[int | None, typer.Option("--limit", help="Evaluate at most this many prompts.", min=1)] = None,
+    recipe: str | None = None,
+    n: Annotated[int, typer.Option("--n", min=1)] = 8,
+    limit: Annotated[int | None, typer.Option("--limit", min=1)] = None,
     trust: Trust = False,
     data: Data = None,
     reward: Reward = None,
@@ -258,23 +224,16 @@ def evaluate_command(
     """
     from oncurve.run import evaluate_target
 
-    evaluation = evaluate_target(
-        target,
-        overrides or [],
-        recipe=recipe,
-        n=n,
-        limit=limit,
-        data=data,
-        reward=reward or [],
-        presets=preset or [],
+    name, found = evaluate_target(
+        target, overrides or [], recipe=recipe, n=n, limit=limit, data=data, reward=reward or [], presets=preset or []
     )
-    show(evaluation, as_json)
+    show(f"{name}: {found.text()}", {"model": name, **found.to_json()}, as_json)
 
 
 @app.command(cls=CommandWithExamples)
 def demo(
-    seed: Annotated[int, typer.Option("--seed", help="The seed of the run.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
+    seed: int = 0,
+    out: Path | None = None,
     as_json: Json = False,
 ) -> None:
     """Train the shipped tiny model to reason, in minutes."""
@@ -285,21 +244,17 @@ def demo(
 
 @app.command("plan", cls=CommandWithExamples)
 def plan_command(
-    recipe: Annotated[str | None, typer.Argument(help=RECIPE_HELP, metavar=RECIPE)] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar=RECIPE)] = None,
     overrides: Overrides = None,
     data: Data = None,
     reward: Reward = None,
     preset: Preset = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="A model: the name of a known shape, a folder or a hub id.")
-    ] = None,
-    parameters: Annotated[
-        str | None, typer.Option("--parameters", help="Number of parameters, for a typical shape of that size: 7B.")
-    ] = None,
-    prompt_tokens: Annotated[int | None, typer.Option("--prompt-tokens", help="Tokens per prompt.")] = None,
-    machine: Annotated[str | None, typer.Option("--machine", help="A GPU by name, instead of this machine.")] = None,
-    sft: Annotated[bool, typer.Option("--sft", help="Predict the warm start of [sft] in place of the run.")] = False,
-    memory: Annotated[str | None, typer.Option("--memory", help="Its memory, where it has another: 80GiB.")] = None,
+    model: str | None = None,
+    parameters: str | None = None,
+    prompt_tokens: int | None = None,
+    machine: str | None = None,
+    sft: Annotated[bool, typer.Option("--sft")] = False,
+    memory: str | None = None,
     as_json: Json = False,
 ) -> None:
     """Predict a run's memory and the time of a step.
@@ -318,14 +273,14 @@ def plan_command(
         config = config.model_copy(update={"model": config.model.model_copy(update={"trust_remote_code": False})})
         known = (model, parameters, prompt_tokens, (machine, memory), words)
         found = forecast_command(config, base, recipe or "no recipe", *known, lambda line: complain(f"{line} ..."))
-    show(found, as_json)
+    show(found.text(), found.to_json(), as_json)
     if not found.fits:
         raise typer.Exit(1)
 
 
 @app.command(cls=CommandWithExamples)
 def doctor(
-    directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR")],
     as_json: Json = False,
 ) -> None:
     """Look for what is wrong with a run: finished, stopped or still going on.
@@ -335,15 +290,13 @@ def doctor(
     from oncurve.doctor import diagnose, in_words
 
     found = diagnose(directory)
-    say(in_words(found))
-    if as_json:
-        say(json.dumps(found.to_json()))
+    show(in_words(found), found.to_json(), as_json)
     if not found.healthy:
         raise typer.Exit(1)
 
 
 @app.command(cls=CommandWithExamples)
-def report(directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")]) -> None:
+def report(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
     """Write a run's page, DIR/report.html, from its files as they are now; the run may be going on."""
     from oncurve.report import write_report
 

@@ -11,7 +11,7 @@ from typing import Any
 from oncurve.advantages import needs_of
 from oncurve.base.errors import ConfigError, refuse
 from oncurve.components import Component
-from oncurve.config import RUN, Argument, Layer, RunConfig, check_config, inert_rules, load, read_layers, tables_of
+from oncurve.config import RUN, Layer, RunConfig, check_config, inert_rules, load, read_layers, tables_of
 
 SETTING_OF = {
     "group_size": "rollout.group_size",
@@ -65,7 +65,7 @@ def config_of(
     values: Mapping[str, Any], said: frozenset[str], preset: str, settings: Mapping[str, Any] | None
 ) -> RunConfig:
     """Return the settings of a run: given values, over the preset, over the defaults of other arguments."""
-    tables = tables_of((Argument(name, SETTING_OF[name], values[name]) for name in values if name in said), settings)
+    tables = tables_of({SETTING_OF[name]: value for name, value in values.items() if name in said}, settings)
     chosen_here = _given(tables)
     _refuse_unused(chosen_here)
     layers = [(layer.name, _keys(layer)) for layer in read_layers(preset)[0]]

@@ -3,7 +3,7 @@
 sections.py   the sections and their defaults     layers.py      presets, recipes and overrides, one over another
 loading.py    files and tables to a `RunConfig`   schema.py      what a key may be, and what to say of one that is not
 rules/        what is impossible, missing, inert; the columns that rewards read; a rule's sentence is in a TOML file
-sentences/    the plan: what a run will do; its notes, whose sentences are a TOML file; the objective as an equation
+sentences/    the plan: what a run will do, by a template; its notes, by a TOML file; the objective as an equation
 arguments.py  arguments of Python functions as keys
 starting.py   shipped recipes as files of one's own        yaml_text.py   YAML, bounded before it is built
 trust.py      what a folder from elsewhere brings
@@ -21,7 +21,6 @@ from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.config.arguments import (
-        Argument as Argument,
         check_argument_names as check_argument_names,
         explains_arguments as explains_arguments,
         tables_of as tables_of,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
@@ -24,49 +23,23 @@ class ArgumentError(ConfigError, TypeError):
     """A function was given an argument that it does not have; a TypeError too, as Python's own is."""
 
 
-@dataclass(frozen=True)
-class Argument:
-    """An argument's name, the setting that it is, and its value. Example: `Argument("seed", "run.seed", 7)`."""
+def tables_of(arguments: Mapping[str, Any], settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return nested tables of settings from `arguments`, which are settings by key, and from `settings`, nested or not.
 
-    name: str
-    key: str
-    value: Any
+    Example: `tables_of({"run.seed": 7}, {"kl.coef": 0.01})` is `{"kl": {"coef": 0.01}, "run": {"seed": 7}}`.
 
-
-def tables_of(said: Iterable[Argument], settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Nested tables of settings from arguments and from `settings`.
-
-    Raises ConfigError where an argument and `settings` both give a setting, and where `settings` is no mapping.
+    Raises ConfigError: a setting is given twice, or `settings` is no mapping.
     """
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"settings: expected nested tables like {{'kl': {{'coef': 0.01}}}}, got {settings!r:.60}")
-    tables = _nested(settings or {})
-    for argument in said:
-        section, _, key = argument.key.partition(".")
-        table = tables.setdefault(section, {} if key else None)
-        if isinstance(table, dict) and key and key not in table:
-            table[key] = argument.value
-        elif table is None and not key:
-            tables[section] = argument.value
-        else:
-            raise ConfigError(
-                f"{argument.key}: given twice, by the argument {argument.name} and by settings; leave one of them out"
-            )
-    return tables
-
-
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `settings` as nested tables: `{"kl.coef": 0.01}` is `{"kl": {"coef": 0.01}}`. Raises ConfigError: a key
-    twice.
-    """
-    whole = {name: table for name, table in settings.items() if not (isinstance(name, str) and "." in name)}
-    tables = {section: dict(table) if isinstance(table, Mapping) else table for section, table in whole.items()}
-    for name in settings.keys() - whole.keys():
-        section, _, key = name.partition(".")
-        table = tables.setdefault(section, {})
-        if not isinstance(table, dict) or key in table:
-            raise ConfigError(f"{name}: settings say it twice, once as {section!r}; leave one of them out")
-        table[key] = settings[name]
+    whole_first = sorted((settings or {}).items(), key=lambda item: "." in str(item[0]))
+    tables: dict[str, Any] = {}
+    for name, value in (*whole_first, *arguments.items()):
+        section, _, key = str(name).partition(".")
+        table = tables.setdefault(section, {}) if key else tables
+        if not isinstance(table, dict) or (key or section) in table:
+            raise ConfigError(f"{name}: given twice, by arguments or settings; leave one of them out")
+        table[key or section] = dict(value) if isinstance(value, Mapping) and not key else value
     return tables
 
 

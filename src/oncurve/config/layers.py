@@ -159,21 +159,14 @@ def read_table(file: Path, toml: bool) -> dict[str, Any]:
     """Return the tables of a file in TOML or YAML. Raises ConfigError: it cannot be read, or has no tables."""
     try:
         text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        _check_suffix(file)
-        raise ConfigError(f"{file}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
+        table = tomllib.loads(text) if toml else read_yaml(text)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
-    try:
-        table = tomllib.loads(text) if toml else read_yaml(text)
     except RecursionError:
         raise ConfigError(f"{file}: nested too deeply; settings have two parts, section.key") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # TOML's own, a number or a date that cannot be, or not UTF-8
         _check_suffix(file)
-        raise ConfigError(f"{file}: {_yaml_complaint(error)}") from None
-    except ValueError as error:  # TOML's own, and a number or a date that cannot be
-        _check_suffix(file)
-        raise ConfigError(f"{file}: {error}") from None
+        raise ConfigError(f"{file}: {_complaint(error)}") from None
     if table is None:
         return {}
     if not isinstance(table, dict):
@@ -200,8 +193,10 @@ def _typed(file: Path) -> str:
     return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
-def _yaml_complaint(error: yaml.YAMLError) -> str:
-    """Return the TOML parser's error and its place, in one line."""
+def _complaint(error: Exception) -> str:
+    """Return a parser's error and its place, in one line."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
     return problem if mark is None else f"{problem} (at line {mark.line + 1}, column {mark.column + 1})"
 
@@ -220,9 +215,7 @@ def from_mapping(table: Mapping[str, Any], name: str, folder: Path, complete: bo
     return Layer(name, tuple(_absolute(assignments, folder)), complete)
 
 
-def from_overrides(
-    overrides: Iterable[str], folder: Path, name: str = "the command line"
-) -> tuple[Layer, list[Any] | None]:
+def from_overrides(overrides: Iterable[str], folder: Path) -> tuple[Layer, list[Any] | None]:
     """Return the layer of `section.key=value` words, and what `extends=` among them says: several add up, the later
     ones win.
 
@@ -235,9 +228,8 @@ def from_overrides(
         key, equals, text = word.partition("=")
         parts = tuple(int(part) if INDEX.fullmatch(part) else part for part in key.strip().split("."))
         if not equals or "" in parts or key.translate(_PLAIN) != key:
-            raise ConfigError(
-                f"{shown(word)}: expected section.key=value, like learner.learning_rate=2e-6{_typed_as(word)}"
-            )
+            expected = "section.key=value, like learner.learning_rate=2e-6"
+            raise ConfigError(f"{shown(word)}: expected {expected}{_typed_as(word)}")
         value = _parse_value(text)
         if parts == ("extends",):
             bare = re.fullmatch(r"\[([^\[\]\"']*)\]", text.strip())  # a shell takes the quotes of ["a", "b"]
@@ -247,7 +239,7 @@ def from_overrides(
             assignments += [((*parts, inner), each) for inner, each in value.items()]
         else:
             assignments.append((parts, value))
-    return Layer(name, tuple(_absolute(assignments, folder))), extends
+    return Layer("the command line", tuple(_absolute(assignments, folder))), extends
 
 
 _PLAIN = str.maketrans({**dict.fromkeys("“”„«»", '"'), **dict.fromkeys("‘’‚", "'"), **dict.fromkeys("–—−", "-")})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from oncurve.base.errors import ConfigError, noted, refuse, suggest
@@ -62,7 +61,7 @@ class Schema(Generic[Config]):
         """All sections."""
         return [*self.sections, *(["rewards"] if "rewards" in self.config.model_fields else [])]
 
-    def build(self, tables: Mapping[str, Any], base: Path | None = None) -> Config:
+    def build(self, tables: Mapping[str, Any]) -> Config:
         """Return the configuration that nested tables describe; sections left out have their defaults.
 
         Raises ConfigError with a line for everything that is wrong, in all sections.
@@ -72,20 +71,20 @@ class Schema(Generic[Config]):
         for name, table in tables.items():
             with noted(problems):
                 _refuse_lost_objects(name, table)
-                built[name] = self._section(name, table, base)
+                built[name] = self._section(name, table)
         refuse(problems)
         return validated(self.config, built, "")
 
-    def _section(self, name: str, table: Any, base: Path | None) -> Component | tuple[Component, ...]:
+    def _section(self, name: str, table: Any) -> Component | tuple[Component, ...]:
         if name == "rewards" and name in self.names:
-            return _build_rewards(table, base)
+            return _build_rewards(table)
         if name not in self.sections:
             leaves = [key for key in _leaves(name, table) if key != name and word_for(key) is not None]
             raise ConfigError("\n".join(f"{key}: {self.unknown(key)}" for key in leaves or [name]))
         section = self.sections[name]
         if isinstance(table, Mapping) and "kind" in table and section.default is None:
             raise ConfigError(f"{name}.kind: unknown key; there is only one kind of [{name}]")
-        component = build(table, section.kinds, name, section.kind_in(table), base)
+        component = build(table, section.kinds, name, section.kind_in(table))
         _refuse(section.check(component), name)
         return component
 
@@ -131,15 +130,13 @@ def _leaves(name: str, table: Any) -> list[str]:
     return [leaf for key, inner in table.items() for leaf in _leaves(f"{name}.{key}", inner)]
 
 
-def _build_rewards(table: Any, base: Path | None) -> tuple[Component, ...]:
+def _build_rewards(table: Any) -> tuple[Component, ...]:
     if isinstance(table, (str, Mapping)) or not isinstance(table, Sequence):
         raise ConfigError(
             "rewards: expected a list of tables; write each as [[rewards]], with two brackets; on the command line "
             "--reward math, or \"rewards=[{kind='math'}]\", with all of its quotes"
         )
-    rewards = [
-        build(item, REWARD_KINDS, f"rewards.{index}", kind_meant(item), base) for index, item in enumerate(table)
-    ]
+    rewards = [build(item, REWARD_KINDS, f"rewards.{index}", kind_meant(item)) for index, item in enumerate(table)]
     for index, reward in enumerate(rewards):
         _refuse(check_reward(reward), f"rewards.{index}")
     return tuple(rewards)
@@ -161,8 +158,5 @@ def _refuse_lost_objects(name: str, table: Any) -> None:
             value = next(iter(several), None)
             if isinstance(value, str) and value.startswith(IN_MEMORY):
                 what = value.removeprefix(IN_MEMORY)
-                raise ConfigError(
-                    f"{name}.{key}: {what} was an object in Python, which no file can hold; give it again "
-                    f"(oncurve.resume from Python), or put it in a file and write "
-                    f"{_BY_PATH.get(key, key)} = 'file.py:{what}' in the place of this line"
-                )
+                fix = f"give it again (oncurve.resume), or write {_BY_PATH.get(key, key)} = 'file.py:{what}' here"
+                raise ConfigError(f"{name}.{key}: {what} was an object in Python, which no file can hold; {fix}")

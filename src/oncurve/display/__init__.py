@@ -1,12 +1,12 @@
-"""A run in a terminal: its progress, a group that explains GRPO, completions before and after."""
+"""A run in a terminal or a notebook: its progress, and what its texts need there."""
 
 from oncurve.display.card import run_card as run_card
-from oncurve.display.lesson import (
-    BeforeAfter as BeforeAfter,
-    ScoredCompletion as ScoredCompletion,
-    show_before_after as show_before_after,
-    show_group as show_group,
-)
 from oncurve.display.progress import Progress as Progress
 from oncurve.display.screen import Screen as Screen, say as say
-from oncurve.display.text import one_line as one_line, sparkline as sparkline, wrapped as wrapped
+from oncurve.display.text import (
+    is_plain as is_plain,
+    one_line as one_line,
+    printable as printable,
+    sparkline as sparkline,
+    wrapped as wrapped,
+)

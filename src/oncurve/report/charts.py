@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from oncurve.base.output import visible
 from oncurve.metrics import Metric, declared, short
 
 WIDTH, HEIGHT = 360, 168
@@ -18,54 +17,23 @@ SPARSE = 25  # up to this number each point is drawn as a dot
 UNITLESS = frozenset({"1", "as named", "as the objective", "reward", "fraction"})
 
 
-@dataclass(frozen=True)
-class Tick:
-    """A mark on an axis: its position and its label."""
-
-    at: float
-    label: str
+def charts_of(keys: Iterable[str], metrics: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Return the charts of those of the `keys` that a line has."""
+    return [chart for key in keys if (chart := chart_of(key, metrics)) is not None]
 
 
-@dataclass(frozen=True)
-class Point:
-    """A value's position, the words shown for it, and the strip (left edge, width) in which they are shown."""
+def chart_of(key: str, metrics: Sequence[Mapping[str, float]]) -> dict[str, Any] | None:
+    """Return the chart of one key of `metrics` (each with a `step`); None where no line has it.
 
-    x: float
-    y: float
-    words: str
-    left: float
-    wide: float
-
-
-@dataclass(frozen=True)
-class Chart:
-    """One metric over the steps, in the coordinates of a `WIDTH` x `HEIGHT` drawing.
-
-    `line` and `raw` are the `points` attribute of an SVG polyline: the smoothed curve, and the values as they are
-    ("" where nothing was smoothed).
+    It is in the coordinates of a `WIDTH` x `HEIGHT` drawing. `line` and `raw` are the `points` attribute of an SVG
+    polyline: the smoothed curve, and the values as they are ("" where nothing was smoothed). `ticks` are (place,
+    label); `points` are (x, y, words, left edge and width of the strip in which the words are shown).
     """
-
-    key: str
-    about: Metric
-    unit: str
-    first: str
-    last: str
-    line: str
-    raw: str
-    points: tuple[Point, ...]
-    dots: bool
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    baseline: float
-
-
-def chart_of(key: str, metrics: Sequence[Mapping[str, float]]) -> Chart | None:
-    """Return the chart of one key of `metrics` (each with a `step`); None where no line has it."""
     series = [(float(line["step"]), float(line[key])) for line in metrics if key in line and "step" in line]
     series = [(step, value) for step, value in series if math.isfinite(value)]
     if not series:
         return None
-    about = _about(visible(key))
+    about = _about(key)
     values = [value for _, value in series]
     low, high = _range(values, about.unit)
     marks = nice_ticks(low, high, 4)
@@ -85,20 +53,20 @@ def chart_of(key: str, metrics: Sequence[Mapping[str, float]]) -> Chart | None:
     line = " ".join(f"{x(step)},{y(value)}" for step, value in smooth)
     steps = [step for step in nice_ticks(first, last, 5) if first < step <= last and step == int(step)]
     steps = [first, *(step for step in steps if x(step) - x(first) > 40)]
-    return Chart(
-        key=visible(key),
-        about=about,
-        unit="" if about.unit in UNITLESS else about.unit,
-        first=short(values[0]),
-        last=short(values[-1]),
-        line=line,
-        raw=raw if raw != line else "",
-        points=_points([(x(step), y(value), step, value) for step, value in _thinned(series, MOST_STRIPS)]),
-        dots=len(shown) <= SPARSE,
-        x_ticks=tuple(Tick(x(step), f"{step:g}") for step in steps),
-        y_ticks=tuple(Tick(y(value), short(value)) for value in marks),
-        baseline=y(0.0) if low <= 0.0 <= high else HEIGHT - BOTTOM,
-    )
+    return {
+        "key": key,
+        "about": about,
+        "unit": "" if about.unit in UNITLESS else about.unit,
+        "first": short(values[0]),
+        "last": short(values[-1]),
+        "line": line,
+        "raw": raw if raw != line else "",
+        "points": _points([(x(step), y(value), step, value) for step, value in _thinned(series, MOST_STRIPS)]),
+        "dots": len(shown) <= SPARSE,
+        "x_ticks": [(x(step), f"{step:g}") for step in steps],
+        "y_ticks": [(y(value), short(value)) for value in marks],
+        "baseline": y(0.0) if low <= 0.0 <= high else HEIGHT - BOTTOM,
+    }
 
 
 def _about(key: str) -> Metric:
@@ -145,16 +113,16 @@ def smoothed(values: Sequence[float]) -> list[float]:
     return [(sums[end] - sums[start]) / (end - start) for start, end in ends]
 
 
-def _points(drawn: Sequence[tuple[float, float, float, float]]) -> tuple[Point, ...]:
-    """Points from (x, y, step, value), each with a strip that reaches half-way to its neighbours."""
+def _points(drawn: Sequence[tuple[float, float, float, float]]) -> list[tuple[float, float, str, float, float]]:
+    """Points of (x, y, step, value), each with a strip that reaches half-way to its neighbours."""
     xs = [LEFT, *(x for x, *_ in drawn), WIDTH - RIGHT]
     points = []
     for place, (x, y, step, value) in enumerate(drawn, start=1):
         left = (xs[place - 1] + x) / 2 if place > 1 else LEFT
         right = (x + xs[place + 1]) / 2 if place < len(drawn) else WIDTH - RIGHT
         words = f"step {step:g}: {short(value)}"
-        points.append(Point(x, y, words, round(left, 2), round(right - left, 2)))
-    return tuple(points)
+        points.append((x, y, words, round(left, 2), round(right - left, 2)))
+    return points
 
 
 def _thinned(series: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:

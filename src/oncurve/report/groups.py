@@ -1,13 +1,11 @@
-"""The groups that the page shows, in their order, with control characters in texts as escapes."""
+"""The groups that a page shows, in their order, as values for its template."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from oncurve.base.output import visible
 from oncurve.metrics import short
 from oncurve.report.records import RunRecord
 from oncurve.steps import pieces
@@ -19,48 +17,7 @@ ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "target", "label")
 ENDINGS = {"eos": "end token", "stop": "stop string", "length": "cut off at the limit", "given": "demonstration"}
 
 
-@dataclass(frozen=True)
-class ShownStep:
-    """One step of a completion: its text and reward, the advantage of its last token; `sign`: above, below or level."""
-
-    text: str
-    reward: str
-    advantage: str
-    sign: str
-
-
-@dataclass(frozen=True)
-class ShownCompletion:
-    """One completion as the page shows it. `share` is advantage / the group's largest, in -100..100.
-
-    Where its steps were scored they are in `steps`, and `text` is what follows the last of them.
-    """
-
-    text: str
-    cut: int
-    tokens: int
-    ended: str
-    truncated: bool
-    reward: str
-    advantage: str
-    share: float
-    fault: str
-    parts: tuple[tuple[str, str], ...]
-    steps: tuple[ShownStep, ...] = ()
-
-
-@dataclass(frozen=True)
-class ShownGroup:
-    """One group as the page shows it; `answer` is that of the prompt's row, or ""."""
-
-    step: int | None
-    prompt: str
-    answer: str
-    summary: str
-    completions: tuple[ShownCompletion, ...]
-
-
-def shown_groups(run: RunRecord, steps: Sequence[int]) -> list[ShownGroup]:
+def shown_groups(run: RunRecord, steps: Sequence[int]) -> list[dict[str, Any]]:
     """Return the groups of each step whose rewards differ most, in their order."""
     shown = []
     for step in steps:
@@ -94,7 +51,7 @@ def answer_of_row(columns: Mapping[str, Any], named: str | None) -> str | None:
     return next((str(each) for each in values if isinstance(each, (str, int, float)) and str(each).strip()), None)
 
 
-def shown_group(step: int | None, group: Mapping[str, Any], named: str | None = None) -> ShownGroup:
+def shown_group(step: int | None, group: Mapping[str, Any], named: str | None = None) -> dict[str, Any]:
     """Return a group as the page shows it; without a `step` it is of none. `named`: the column of the right answer."""
     completions = sorted(group["completions"], key=lambda item: -(item.get("advantage") or 0.0))
     total = len(completions)
@@ -108,13 +65,13 @@ def shown_group(step: int | None, group: Mapping[str, Any], named: str | None = 
     else:
         signal = any(item.get("advantage") for item in completions)
         summary = _summary(rewards, signal, len(completions), total)
-    return ShownGroup(
-        step=step,
-        prompt=visible(group["prompt"]["text"][:LONGEST_TEXT]),
-        answer=visible((answer_of_row(group["prompt"].get("columns") or {}, named) or "")[:LONGEST_TEXT]),
-        summary=summary,
-        completions=tuple(_shown_completion(item, largest) for item in completions),
-    )
+    return {
+        "step": step,
+        "prompt": group["prompt"]["text"][:LONGEST_TEXT],
+        "answer": (answer_of_row(group["prompt"].get("columns") or {}, named) or "")[:LONGEST_TEXT],
+        "summary": summary,
+        "completions": [_shown_completion(item, largest) for item in completions],
+    }
 
 
 def _summary(rewards: Sequence[float], signal: bool, shown: int, total: int) -> str:
@@ -128,26 +85,26 @@ def _summary(rewards: Sequence[float], signal: bool, shown: int, total: int) -> 
     return f"Mean reward {short(mean)}, standard deviation {short(deviation)}." + some
 
 
-def _shown_completion(item: Mapping[str, Any], largest: float) -> ShownCompletion:
-    text, advantage, reward = _text(item), item.get("advantage"), item.get("reward")
-    parts = [(visible(name), value) for name, value in (item.get("parts") or {}).items()]
-    steps = _shown_steps(item)
-    end = (item.get("step_offsets") or [0])[-1] if steps else 0
-    return ShownCompletion(
-        text=visible(text[end:LONGEST_TEXT]),
-        cut=max(0, len(text) - LONGEST_TEXT),
-        tokens=len(item.get("ids") or ()),
-        ended=ENDINGS.get(item["ended"], visible(item["ended"])),
-        truncated=item["ended"] == "length",
-        reward="none" if reward is None else short(reward),
-        advantage="none" if advantage is None else f"{advantage:+.2f}".replace("-", "−"),
-        share=round(100 * (advantage or 0.0) / largest, 1),
-        fault=visible(item.get("fault") or ""),
-        parts=tuple((name, "none" if value is None else short(value)) for name, value in parts)
-        if len(parts) > 1
-        else (),
-        steps=steps,
-    )
+def _shown_completion(item: Mapping[str, Any], largest: float) -> dict[str, Any]:
+    """Return the record of a completion with what the page adds. `share` is advantage / `largest`, in -100..100.
+
+    Where its steps were scored they are in `steps`, and `text` is what follows the last of them.
+    """
+    text, steps = _text(item), _shown_steps(item)
+    end = item["step_offsets"][-1] if steps else 0
+    return {
+        "reward": None,
+        "fault": None,
+        "parts": {},
+        **item,
+        "advantage": item.get("advantage"),
+        "text": text[end:LONGEST_TEXT],
+        "cut": max(0, len(text) - LONGEST_TEXT),
+        "tokens": len(item.get("ids") or ()),
+        "ending": ENDINGS.get(item["ended"], item["ended"]),
+        "share": round(100 * (item.get("advantage") or 0.0) / largest, 1),
+        "steps": steps,
+    }
 
 
 def _text(item: Mapping[str, Any]) -> str:
@@ -156,22 +113,17 @@ def _text(item: Mapping[str, Any]) -> str:
     return "\n".join(f"{turn['role']}: {turn['text']}" for turn in turns) if turns else str(item["text"])
 
 
-def _shown_steps(item: Mapping[str, Any]) -> tuple[ShownStep, ...]:
-    """Return the scored steps of a completion that fits on the page; empty where there are none, or their offsets are
-    missing.
+def _shown_steps(item: Mapping[str, Any]) -> list[tuple[str, float | None, float]]:
+    """Return text, reward and last token's advantage of each scored step of a completion that fits on the page.
 
-    A record has the advantages of tokens only where they differ.
+    Empty where there are none, or their offsets are missing. A record has the advantages of tokens only where they
+    differ.
     """
     offsets, rewards, tokens = (item.get(name) or [] for name in ("step_offsets", "step_rewards", "step_ends"))
     advantages = item.get("advantages") or [item.get("advantage")] * len(item.get("ids") or ())
     if not offsets or len({*map(len, (offsets, rewards, tokens))}) > 1 or max(tokens) >= len(advantages):
-        return ()
+        return []
     if len(item["text"]) > LONGEST_TEXT:
-        return ()
-    shown = []
-    for text, reward, token in zip(pieces(item["text"], offsets), rewards, tokens, strict=True):
-        advantage = advantages[token] or 0.0
-        sign = "above" if advantage > 0 else "below" if advantage < 0 else "level"
-        said = "none" if reward is None else short(reward)
-        shown.append(ShownStep(visible(text), said, f"{advantage:+.2f}".replace("-", "−"), sign))
-    return tuple(shown)
+        return []
+    of_steps = zip(pieces(item["text"], offsets), rewards, tokens, strict=True)
+    return [(text, reward, advantages[token] or 0.0) for text, reward, token in of_steps]

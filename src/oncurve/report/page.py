@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from oncurve.advantages import ADVANTAGE_KINDS
 from oncurve.base.output import visible
 from oncurve.components import as_written, described
 from oncurve.metrics import short
-from oncurve.report.charts import HEIGHT, WIDTH, Chart, chart_of
+from oncurve.report.charts import HEIGHT, WIDTH, charts_of
 from oncurve.report.groups import shown_groups
 from oncurve.report.records import RunRecord, read_run
 
@@ -39,15 +39,6 @@ FEATURED = (
 NOT_DRAWN = frozenset({"step", "progress/prompts_seen", "policy/kl_coef", "optim/updates"})
 
 
-@dataclass(frozen=True)
-class Tile:
-    """One big number at the top."""
-
-    label: str
-    value: str
-    note: str
-
-
 def write_report(directory: Path) -> Path:
     """Write `report.html` into a run's directory from the files there; returns its path.
 
@@ -59,41 +50,46 @@ def write_report(directory: Path) -> Path:
     return path
 
 
-def environment_of_templates() -> jinja2.Environment:
-    """Return the templates of the pages, which escape every text."""
-    return jinja2.Environment(
+@functools.cache
+def _templates() -> jinja2.Environment:
+    templates = jinja2.Environment(
         loader=jinja2.PackageLoader("oncurve", "templates"),
-        autoescape=True,
+        autoescape=jinja2.select_autoescape(["html.j2"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,  # markup is made of such texts
     )
+    templates.filters["inline"] = lambda text: " ".join(text.replace("`", "'").split())  # of Markdown
+    templates.filters["number"] = lambda value: "none" if value is None else short(value)
+    templates.filters["signed"] = lambda value: "none" if value is None else f"{value:+.2f}".replace("-", "−")
+    return templates
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Return a text by a template of `oncurve/templates`. Control characters in it are visible; HTML is escaped."""
+    return _templates().get_template(template).render({"width": WIDTH, "height": HEIGHT, **values})
 
 
 def render_report(run: RunRecord) -> str:
-    """Return the page's HTML: self-contained, no script, no request to anywhere; every text from the run is escaped."""
-    metrics = _with_evaluation(run)
+    """Return the page's HTML: self-contained, no script, no request to anywhere."""
+    metrics, config = run.metrics, run.config or {}
     keys = dict.fromkeys(key for line in metrics for key in line if key not in NOT_DRAWN)
     featured = _featured(list(keys))
-    advantage = as_written((run.config or {}).get("advantage"), ADVANTAGE_KINDS, "grpo")
-    return (
-        environment_of_templates()
-        .get_template("report.html.j2")
-        .render(
-            name=visible(str(_at(run.config or {}, "run", "name") or run.directory.resolve().name)),
-            facts=[visible(fact) for fact in _facts(run)],
-            tiles=_tiles(run),
-            damage=[visible(sentence) for sentence in run.damage],
-            charts=_charts(featured, metrics),
-            more_charts=_charts([key for key in keys if key not in featured], metrics),
-            begin=shown_groups(run, run.steps[:1]),
-            end=shown_groups(run, run.steps[-1:] if len(run.steps) > 1 else ()),
-            config=visible(run.config_text),
-            environment=[(visible(key), visible(str(value))) for key, value in (run.environment or {}).items()],
-            advantage=None if advantage is None else described(advantage),
-            width=WIDTH,
-            height=HEIGHT,
-        )
+    advantage = as_written(config.get("advantage"), ADVANTAGE_KINDS, "grpo")
+    return rendered(
+        "report.html.j2",
+        name=str(run.setting("run", "name") or run.directory.resolve().name),
+        facts=_facts(run),
+        tiles=_tiles(run),
+        damage=run.damage,
+        charts=charts_of(featured, metrics),
+        more_charts=charts_of([key for key in keys if key not in featured], metrics),
+        begin=shown_groups(run, run.steps[:1]),
+        end=shown_groups(run, run.steps[-1:] if len(run.steps) > 1 else ()),
+        config=run.config_text,
+        environment={key: str(value) for key, value in (run.environment or {}).items()},
+        advantage=None if advantage is None else described(advantage),
     )
 
 
@@ -104,35 +100,15 @@ def _featured(keys: Sequence[str]) -> list[str]:
     return [key for name in featured for key in found.get(name, [name] if name in keys else [])]
 
 
-def _charts(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> list[Chart]:
-    return [chart for key in keys if (chart := chart_of(key, metrics)) is not None]
-
-
-def _with_evaluation(run: RunRecord) -> list[Mapping[str, float]]:
-    """Return the metrics, with the evaluations before and after the run as first and last point of `eval/accuracy`."""
-    metrics: list[Mapping[str, float]] = list(run.metrics)
-    before, after = (_accuracy(run, when) for when in ("before", "after"))
-    if before is not None:
-        metrics.insert(0, {"step": 0.0, "eval/accuracy": before[0]})
-    if after is not None and metrics and "eval/accuracy" not in metrics[-1]:
-        metrics.append({"step": metrics[-1]["step"], "eval/accuracy": after[0]})
-    return metrics
-
-
-def _accuracy(run: RunRecord, when: str) -> list[float] | None:
-    accuracy = ((run.evaluation or {}).get(when) or {}).get("greedy_accuracy")
-    return accuracy if isinstance(accuracy, list) and len(accuracy) == 3 else None
-
-
 def _facts(run: RunRecord) -> list[str]:
     """Return the line below the title: the model, the steps, the time, the device."""
     config, environment = run.config or {}, run.environment or {}
-    facts = [str(value) for value in (_at(config, "model", "path"), config.get("extends")) if value]
-    rank, adapter = _at(config, "lora", "rank"), _at(config, "lora", "path")
+    facts = [str(value) for value in (run.setting("model", "path"), config.get("extends")) if value]
+    rank, adapter = run.setting("lora", "rank"), run.setting("lora", "path")
     facts += [f"adapter {adapter}"] if adapter else [f"adapter of rank {rank}"] if rank else []
     if run.metrics:
         last = int(run.metrics[-1].get("step", len(run.metrics)))
-        planned = _at(config, "run", "steps")
+        planned = run.setting("run", "steps")
         facts.append(f"step {last} of {planned}" if planned else f"{last} steps")
         facts.append(_duration(math.fsum(line.get("time/step", 0.0) for line in run.metrics)))
     device = environment.get("device")
@@ -144,31 +120,21 @@ def _facts(run: RunRecord) -> list[str]:
     return facts
 
 
-def _at(table: Mapping[str, Any], section: str, key: str) -> Any:
-    inner = table.get(section)
-    return inner.get(key) if isinstance(inner, Mapping) else None
-
-
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def _tiles(run: RunRecord) -> list[Tile]:
-    """Return the big numbers at the top: held-out accuracy where it was measured, then reward, length, KL, tokens."""
+def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
+    """Return (label, value, note) of the big numbers at the top: held-out accuracy where it was measured first."""
     tiles = []
-    before, after = _accuracy(run, "before"), _accuracy(run, "after")
-    if after is not None:
-        value = f"{100 * before[0]:.1f} → {100 * after[0]:.1f}\xa0%" if before else f"{100 * after[0]:.1f}\xa0%"
-        interval = f"95\xa0% interval {100 * after[1]:.1f} to {100 * after[2]:.1f}\xa0%"
-        tiles.append(Tile("held-out accuracy, greedy", value, interval))
     found = [(line["step"], line["eval/accuracy"]) for line in run.metrics if {"step", "eval/accuracy"} <= line.keys()]
-    if found and after is None:
+    if found:
         (start, first), (end, last) = found[0], found[-1]
         value = f"{100 * first:.1f} → {100 * last:.1f}\xa0%" if len(found) > 1 else f"{100 * last:.1f}\xa0%"
         times = [f"after step {step:.0f}" if step else "before training" for step in dict.fromkeys((start, end))]
-        tiles.append(Tile("held-out accuracy, greedy", value, " → ".join(times)))
+        tiles.append(("held-out accuracy, greedy", value, " → ".join(times)))
     ends = max(1, len(run.metrics) // 10)
     for key, label in (
         ("reward/mean", "reward"),
@@ -180,10 +146,10 @@ def _tiles(run: RunRecord) -> list[Tile]:
         if values:
             first, last = (math.fsum(part) / len(part) for part in (values[:ends], values[-ends:]))
             note = "first to last step" if ends == 1 else f"mean of the first and of the last {ends} steps"
-            tiles.append(Tile(label, f"{short(first, 2)} → {short(last, 2)}", note))
+            tiles.append((label, f"{short(first, 2)} → {short(last, 2)}", note))
     tokens = math.fsum(line.get("tokens/sampled", 0.0) for line in run.metrics)
     if tokens:
         seconds = math.fsum(line.get("time/step", 0.0) for line in run.metrics)
         rate = f"{short(tokens / seconds)} per second" if seconds else ""
-        tiles.append(Tile("tokens sampled", short(tokens), rate))
+        tiles.append(("tokens sampled", short(tokens), rate))
     return tiles

@@ -128,8 +128,7 @@ class RunRecord:
     """A run on disk. What is not there (yet) is empty.
 
     metrics      one mapping per step, in order            steps       those whose groups are kept, ascending
-    config       `config.toml`, parsed and as text       environment  `environment.json`
-    evaluation   `evaluation.json`: {"before": Evaluation.to_json(), "after": ..., "gain": [value, low, high]}
+    config       `config.toml`, parsed and as text; None: it is damaged        environment  `environment.json`
     damage       a sentence for each of these files that is damaged, whose damaged part is left out
     """
 
@@ -139,8 +138,12 @@ class RunRecord:
     config: Mapping[str, Any] | None = None
     config_text: str = ""
     environment: Mapping[str, Any] | None = None
-    evaluation: Mapping[str, Any] | None = None
     damage: tuple[str, ...] = ()
+
+    def setting(self, section: str, key: str) -> Any:
+        """Return a value of `config.toml`; None where it has none."""
+        table = (self.config or {}).get(section)
+        return table.get(key) if isinstance(table, Mapping) else None
 
     def groups(self, step: int) -> list[dict[str, Any]]:
         """Return the groups of one step, as `group_record` made them; empty where they are not kept, or no longer."""
@@ -155,9 +158,7 @@ def read_run(directory: Path) -> RunRecord:
     """
     if not directory.is_dir():
         raise RunDirectoryError(f"{directory} is not a folder. Name the --out of an earlier `oncurve train`.")
-    metrics, config, environment, evaluation = (
-        directory / name for name in ("metrics.jsonl", "config.toml", "environment.json", "evaluation.json")
-    )
+    metrics, config, environment = (directory / name for name in ("metrics.jsonl", "config.toml", "environment.json"))
     if not metrics.is_file() and not config.is_file():
         raise RunDirectoryError(f"{directory} has neither metrics.jsonl nor config.toml: it is not a run of oncurve.")
     text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
@@ -169,7 +170,6 @@ def read_run(directory: Path) -> RunRecord:
         config=_parsed(text),
         config_text=text,
         environment=_object(environment, damage),
-        evaluation=_object(evaluation, damage),
         damage=tuple(damage),
     )
 
@@ -203,11 +203,9 @@ def _object(path: Path, damage: list[str]) -> dict[str, Any]:
     return found
 
 
-def _parsed(text: str) -> dict[str, Any]:
-    """Return the tables of a TOML text; empty where it was edited and does not parse: the report does not depend on
-    it.
-    """
+def _parsed(text: str) -> dict[str, Any] | None:
+    """Return the tables of a TOML text; None where it does not parse: the report does not depend on it."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return {}
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return None

@@ -9,10 +9,9 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.base.errors import ConfigError, suggest
-from oncurve.base.output import visible
-from oncurve.report.charts import HEIGHT, WIDTH, Chart, chart_of
-from oncurve.report.groups import ShownGroup, shown_group
-from oncurve.report.page import FEATURED, environment_of_templates, write_report
+from oncurve.report.charts import charts_of
+from oncurve.report.groups import shown_group
+from oncurve.report.page import FEATURED, rendered, write_report
 
 _CHART_PIXELS, _MOST_PIXELS = 330, 900
 
@@ -63,8 +62,7 @@ class Groups(list[dict[str, Any]]):
 
     def page(self) -> Page:
         """Return the groups on a page, all of them."""
-        shown = [shown_group(self.step, record) for record in self]
-        return Page(_rendered(repr(self), (), shown), repr(self).strip("<>"), min(_MOST_PIXELS, 120 + 320 * len(self)))
+        return _page(repr(self).strip("<>"), 120 + 320 * len(self), groups=self)
 
     def _repr_html_(self) -> str:
         return self.page()._repr_html_()
@@ -76,10 +74,7 @@ def report_page(directory: Path | None, metrics: Sequence[Mapping[str, float]], 
     Raises what `write_report` raises; ConfigError: there is no directory, and no step.
     """
     if directory is None:
-        charts = _charts((), metrics)
-        shown = [shown_group(groups.step, record) for record in groups]
-        title = "report of a run without a directory"
-        return Page(_rendered(title, charts, shown), title, _MOST_PIXELS)
+        return _page("report of a run without a directory", _MOST_PIXELS, _charts((), metrics), groups)
     path = write_report(directory)
     return Page(path.read_text(encoding="utf-8"), f"report of {directory}", _MOST_PIXELS, path)
 
@@ -90,25 +85,25 @@ def charts_page(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> 
     Raises ConfigError: no step has such a metric (with the nearest name), or there is no step.
     """
     charts = _charts(keys, metrics)
-    title = f"curves of {', '.join(chart.key for chart in charts)}"
-    return Page(_rendered(title, charts, ()), title, min(_MOST_PIXELS, 40 + _CHART_PIXELS * -(-len(charts) // 3)))
+    title = f"curves of {', '.join(chart['key'] for chart in charts)}"
+    return _page(title, 40 + _CHART_PIXELS * -(-len(charts) // 3), charts)
 
 
 def _counted(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
-def _charts(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> list[Chart]:
+def _charts(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
     known = dict.fromkeys(key for line in metrics for key in line if key != "step")
     if not known:
         raise ConfigError("there is no step to draw yet")
     for key in keys:
         if key not in known:
             raise ConfigError(f"no step has the metric {key!r}{suggest(key, known)}")
-    wanted = list(keys) or [key for key in FEATURED if key in known]
-    return [chart for key in wanted if (chart := chart_of(key, metrics)) is not None]
+    return charts_of(keys or FEATURED, metrics)
 
 
-def _rendered(title: str, charts: Sequence[Chart], groups: Sequence[ShownGroup]) -> str:
-    template = environment_of_templates().get_template("cell.html.j2")
-    return template.render(title=visible(title), charts=charts, groups=groups, width=WIDTH, height=HEIGHT)
+def _page(title: str, pixels: int, charts: Sequence[Any] = (), groups: Groups | None = None) -> Page:
+    shown = [] if groups is None else [shown_group(groups.step, record) for record in groups]
+    html = rendered("cell.html.j2", title=title, charts=charts, groups=shown)
+    return Page(html, title, min(_MOST_PIXELS, pixels))

@@ -47,11 +47,8 @@ if TYPE_CHECKING:
         create_directory as create_directory,
         finish as finish,
         resume_any as resume_any,
-        shown_by as shown_by,
-        stopped_at as stopped_at,
         train_or_resume as train_or_resume,
         train_recipe as train_recipe,
-        watch_of as watch_of,
     )
     from oncurve.run.tracking import check_tracking as check_tracking
     from oncurve.run.trained import TrainedRun as TrainedRun

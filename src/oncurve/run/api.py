@@ -14,7 +14,7 @@ from oncurve.base.imports import trusting
 from oncurve.base.output import checkpoint_may_be_asked
 from oncurve.base.paths import permitted
 from oncurve.components import Component
-from oncurve.config import Argument, RunConfig, check_complete, explains_arguments, tables_of
+from oncurve.config import RunConfig, check_complete, explains_arguments, tables_of
 from oncurve.display import Screen, say
 from oncurve.durable import read_log
 from oncurve.forecast import check_memory
@@ -100,8 +100,8 @@ def train(
     with _before_training():
         _check_kinds(recipe, model, tokenizer)
         named = {"template": template, "steps": steps, "seed": seed, **common}
-        arguments = [*arguments_of(named), *_of_model(model, settings)]
-        arguments += [*data_arguments(data), *reward_arguments(reward), *environment_arguments(environment, tools)]
+        arguments = arguments_of(named) | _of_model(model, settings) | data_arguments(data)
+        arguments |= reward_arguments(reward) | environment_arguments(environment, tools)
         config, base = configured(recipe, preset, arguments, settings)
         trained = _assembled(config, base, model, tokenizer, reference, out)
     return _run(trained, None if out is None else Path(out), on_step)
@@ -148,13 +148,11 @@ def sft(
     said = dict(locals()) | {"model": None}  # which is no file's, perhaps
     with _before_training():
         _check_kinds(recipe, model, tokenizer)
-        tables = tables_of([], settings)
+        tables = tables_of({}, settings)
         check_for_stage(f"{section}.{key}" for section, table in tables.items() if table for key in table)
-        named = [(key, name, said[name]) for key, name in SFT_ARGUMENT_OF.items() if said[name] is not None]
-        arguments = [
-            Argument(name, key, str(given) if isinstance(given, Path) else given) for key, name, given in named
-        ]
-        config, base = configured(recipe, None, [*arguments, *_of_model(model, settings)], settings)
+        named = {key: said[name] for key, name in SFT_ARGUMENT_OF.items() if said[name] is not None}
+        arguments = {key: str(given) if isinstance(given, Path) else given for key, given in named.items()}
+        config, base = configured(recipe, None, arguments | _of_model(model, settings), settings)
         trained = _assembled(config.stage, base, model, tokenizer, None, out)
     return _run(trained, None if out is None else Path(out), on_step)
 
@@ -208,8 +206,8 @@ def resume(
     """
     path = Path(directory)
     with _before_training(), trusting(trust):
-        functions = tables_of([*reward_arguments(reward), *environment_arguments(environment, tools)], None)
-        before, config, base = resumed_config(path, (), tables_of([], settings), functions)
+        functions = tables_of(reward_arguments(reward) | environment_arguments(environment, tools), None)
+        before, config, base = resumed_config(path, (), tables_of({}, settings), functions)
         loaded = loaded_from(model, tokenizer) if model is not None else None
         check_complete(config, model_given=loaded is not None)
         resumption = open_to_resume(path, before, config, base, changed)
@@ -312,16 +310,14 @@ def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:
     if model is not None and not isinstance(model, (str, Path, nn.Module)):
         raise ConfigError(f"model: expected a folder, a hub id or a torch module, got {model!r:.60}")
     if tokenizer is not None and not isinstance(model, nn.Module):
-        raise ConfigError(
-            "tokenizer: goes with a module; a model that is loaded from a folder or the hub brings its own"
-        )
+        raise ConfigError("tokenizer: goes with a module; a model from a folder or the hub brings its own")
 
 
-def _of_model(model: Any, settings: Any) -> list[Argument]:
+def _of_model(model: Any, settings: Any) -> dict[str, Any]:
     """Return the model as a setting: its path, or "" for a module, which is used as it is."""
     if not isinstance(model, nn.Module):
-        return [] if model is None else [Argument("model", "model.path", str(model))]
+        return {} if model is None else {"model.path": str(model)}
     said = settings.get("model", {}) if isinstance(settings, Mapping) else {}
     lost = [key for key in said if key != "path"] if isinstance(said, Mapping) else []
     refuse(f"model.{key}: set to no effect: model is a module, which is used as it is given" for key in lost)
-    return [Argument("model", "model.path", "")]
+    return {"model.path": ""}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, get_type_hints
 
 from oncurve.base.errors import ConfigError, refuse, shown
 from oncurve.components import Component
-from oncurve.config import Argument, RunConfig, find_recipe, load_config, tables_of
+from oncurve.config import RunConfig, find_recipe, load_config, tables_of
 from oncurve.rewards import REWARD_KINDS, path_of
 
 
@@ -90,28 +91,21 @@ SFT_ARGUMENT_OF = {
 }
 """The argument of `sft` for a setting."""
 
-OTHER_NAMES = {
-    **dict.fromkeys(("dataset", "train_dataset", "prompts", "rows", "train_data", "train_files"), "data"),
-    **dict.fromkeys(("reward_fn", "reward_func", "reward_funcs", "reward_function", "rewards"), "reward"),
-    **dict.fromkeys(("args", "config", "overrides"), "settings"),
-    **dict.fromkeys(("processing_class", "tok"), "tokenizer"),
-    **dict.fromkeys(("ref_model", "reference_model"), "reference"),
-    **dict.fromkeys(("output_dir", "out_dir", "directory", "save_path", "default_local_dir"), "out"),
-    **dict.fromkeys(("callbacks", "callback", "logger"), "on_step"),
-    **dict.fromkeys(("environment_factory", "env", "environments"), "environment"),
-    **dict.fromkeys(("algorithm", "adv_estimator"), "preset"),
-}
+_TABLE = tomllib.loads((Path(__file__).parent / "other_names.toml").read_text(encoding="utf-8"))
+
+OTHER_NAMES: dict[str, str] = {name: argument for argument, names in _TABLE.items() for name in names.split()}
+"""The argument that another name means."""
 
 
-def arguments_of(named: Mapping[str, Any]) -> list[Argument]:
-    """Return the arguments that are one setting each, by name; None: not given."""
-    return [Argument(name, KEY_OF[name], value) for name, value in named.items() if value is not None]
+def arguments_of(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are one setting each, by key; None: not given."""
+    return {KEY_OF[name]: value for name, value in named.items() if value is not None}
 
 
 def configured(
     recipe: str | Path | None,
     preset: str | Sequence[str] | None,
-    arguments: Sequence[Argument],
+    arguments: Mapping[str, Any],
     settings: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     word: str = "preset",
@@ -129,18 +123,18 @@ def configured(
     return load_config(recipe, [*extends, *overrides], settings=tables_of(arguments, settings))
 
 
-def data_arguments(data: Any) -> list[Argument]:
+def data_arguments(data: Any) -> dict[str, Any]:
     """Return the data as settings: a file, or rows in memory."""
     if data is None:
-        return []
+        return {}
     kind, key, value = ("files", "path", str(data)) if isinstance(data, (str, Path)) else ("list", "rows", data)
-    return [Argument("data", "data.kind", kind), Argument("data", f"data.{key}", value)]
+    return {"data.kind": kind, f"data.{key}": value}
 
 
-def environment_arguments(environment: Any, tools: Any) -> list[Argument]:
+def environment_arguments(environment: Any, tools: Any) -> dict[str, Any]:
     """Return an environment and tools, as classes and functions or as paths, as settings. Raises ConfigError."""
     if isinstance(environment, Component) and not tools:
-        return [Argument("environment", "environment", environment)]
+        return {"environment": environment}
     table: dict[str, Any] = {}
     if isinstance(environment, str):
         table = {"kind": "tools", "path": environment} if ":" in environment else {"kind": environment}
@@ -153,20 +147,14 @@ def environment_arguments(environment: Any, tools: Any) -> list[Argument]:
     elif callable(environment):
         table = {"kind": "tools", "classes": environment}
     elif environment is not None:
-        raise ConfigError(
-            f"environment: expected a class, a mapping of names to classes, a path 'file.py:Name' or a table, "
-            f"got {shown(environment)}"
-        )
+        raise ConfigError(f"environment: expected classes, a path 'file.py:Name' or a table, got {shown(environment)}")
     given = [tools] if isinstance(tools, str) or callable(tools) else list(tools or ())
     if given:
         paths = all(isinstance(each, str) for each in given)
         if not paths and not all(map(callable, given)):
             raise ConfigError("tools: expected functions, or paths like 'file.py:add'")
         table = {"kind": "tools", **table, ("tools" if paths else "functions"): tuple(given)}
-    return [
-        Argument("tools" if key in ("tools", "functions") else "environment", f"environment.{key}", value)
-        for key, value in table.items()
-    ]
+    return {f"environment.{key}": value for key, value in table.items()}
 
 
 def objects_of(config: RunConfig) -> dict[str, Any]:
@@ -182,12 +170,12 @@ def check_for_stage(said: Iterable[str]) -> None:
     refuse(f"{key}: a warm start has its own, sft.{instead[key]}" for key in said if key in instead)
 
 
-def reward_arguments(reward: Any) -> list[Argument]:
+def reward_arguments(reward: Any) -> dict[str, Any]:
     """Return the rewards as settings: one, or several."""
     if reward is None:
-        return []
+        return {}
     alone = isinstance(reward, (str, Mapping, Component)) or callable(reward) or not isinstance(reward, Sequence)
-    return [Argument("reward", "rewards", [_reward_table(item) for item in ([reward] if alone else reward)])]
+    return {"rewards": [_reward_table(item) for item in ([reward] if alone else reward)]}
 
 
 def _reward_table(reward: Any) -> Any:

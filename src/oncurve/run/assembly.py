@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from oncurve.advantages import reads_rewards, teacher_of
@@ -94,33 +93,21 @@ class Run(Closing):
 
     def close(self) -> None:
         """Close engine, learner, reward workers and logs, let go of the directory. Twice is allowed."""
-        with ExitStack() as closing:  # all of them, whatever one raises
-            closing.callback(self.let_go)
-            closing.callback(self.trainer.groups.close)
-            closing.callback(self.rewards.close)
-            closing.callback(self.learner.close)
-            closing.callback(self.engine.close)
-            closing.callback(self.trainer.groups.rest)
+        groups = self.trainer.groups
+        _each(groups.rest, self.engine.close, self.learner.close, self.rewards.close, groups.close, self.let_go)
 
     def rest(self) -> None:
         """No step follows: let go of the directory, and of what training alone needs, the other processes of a cluster
         and earlier weights. `evaluate` and `save_model` go on in this process. Twice is allowed."""
-        with ExitStack() as closing:  # all of them, whatever one raises
-            closing.callback(self.let_go)
-            closing.callback(self.trainer.groups.close)
-            closing.callback(self.config.cluster.rest, self.learner, self.engine)
-            closing.callback(self.trainer.groups.rest)
+        groups = self.trainer.groups
+        _each(groups.rest, lambda: self.config.cluster.rest(self.learner, self.engine), groups.close, self.let_go)
 
     def let_go(self) -> None:
         """Close the logs and let go of the directory, whose `path` is still known: another run may go on with it."""
-        with ExitStack() as closing:  # all of them, whatever one raises
-            if self.directory is not None:
-                closing.callback(self.directory.close)
-            if self.trainer.recorder is not None:
-                closing.callback(self.trainer.recorder.close)
-                self.trainer.recorder = None
-            if self.iterations is not None:
-                closing.callback(self.iterations.replay.close)
+        recorder, self.trainer.recorder = self.trainer.recorder, None
+        replay = None if self.iterations is None else self.iterations.replay
+        held = (replay, recorder, self.directory)
+        _each(*(each.close for each in held if each is not None))
 
     def train(self, *observers: Callable[[StepResult], None]) -> str | None:
         """Run the steps that are left; the name of the signal that ended it early, or None."""
@@ -184,16 +171,6 @@ class Run(Closing):
         self.learner.export(path)
         write_card(path, self.config, None if self.directory is None else self.directory.path)
 
-    def save_reward_model(self, path: Path) -> bool:
-        """Return the reward model as the iterations have left it, in Hugging Face form; whether there is one."""
-        if self.iterations is not None:
-            self.iterations.learner.export(path)
-        return self.iterations is not None
-
-    def check_folder(self, folder: Path) -> None:
-        """Raises ConfigError: not all processes that write checkpoints see `folder`, the run's."""
-        self.config.cluster.check_folder(self.learner, folder)
-
     def open_directory(self, directory: RunDirectory, identity: Mapping[str, Any] | None = None) -> None:
         """Write into `directory` from now on: checkpoints, which name the run they are of, and what steps leave."""
         self.directory = directory
@@ -207,11 +184,6 @@ class Run(Closing):
         if self.trainer.recorder is not None:
             self.trainer.recorder.check()
 
-    def begin(self) -> None:
-        """Start a new run in the open directory."""
-        assert self.directory is not None
-        self._record()
-
     def restore(self) -> list[str]:
         """Load the newest checkpoint that verifies; returns remarks on it for the user, one per line."""
         assert self.trainer.checkpoints is not None
@@ -224,9 +196,9 @@ class Run(Closing):
             changes = environment_changes(before, self.trainer.config.environment)
             if changes:
                 lines.append("not exact: the run goes on, but not to the same bits, because " + "; ".join(changes))
-        return [*lines, *self._record()]
+        return [*lines, *self.record()]
 
-    def _record(self) -> list[str]:
+    def record(self) -> list[str]:
         """Write down the steps that follow; returns remarks on the files that are there."""
         assert self.directory is not None
         self.directory.check_kept()
@@ -235,6 +207,13 @@ class Run(Closing):
         kept = self.config.rollouts, trainer.refusals, self.loaded.tokenizer, verifier
         trainer.recorder = Recorder(self.directory.path, trainer.state, *kept)
         return trainer.recorder.notes
+
+
+def _each(*steps: Callable[[], object]) -> None:
+    """Do all the steps in their order, whatever one of them raises."""
+    with ExitStack() as all_of_them:
+        for step in reversed(steps):
+            all_of_them.callback(step)
 
 
 def _parameters(loaded: LoadedModel) -> int:
@@ -269,7 +248,7 @@ def assemble(
     """
     given = given or Overrides()
     if not config.cluster.facts.alone:
-        config.cluster.check(_device(config, given))
+        config.cluster.check(module_device(given.model.model.module) if given.model else config.model.torch_device)
     prepare_process(config.run.threads)
     asked = not (config.demonstrates and config.data.missing())
     rows, eval_rows = (
@@ -279,10 +258,7 @@ def assemble(
     shown = None if unread else config.sft.load(config.data, base)
     measured = config.demonstrates and shown is not None and len(shown.held_out)
     if config.eval.every and not len(eval_rows) and not measured:
-        raise ConfigError(
-            f"eval.every: the data source ({type(config.data).__name__}) holds no rows out to evaluate on; set "
-            "eval.every=0, or have the source hold some out"
-        )
+        raise ConfigError(f"eval.every: {type(config.data).__name__} holds no rows out; set eval.every=0")
     optional = not config.rewards and not reads_rewards(config.advantage)
     rewards = RewardSet(()) if optional else RewardSet.build(config.fitted_rewards, base=base)
     host = host_of(config, base)
@@ -314,11 +290,6 @@ def assemble(
         raise
 
 
-def _device(config: RunConfig, given: Overrides) -> torch.device:
-    """Return where the policy is or will be. Raises ModelError: there is no such device."""
-    return config.model.torch_device if given.model is None else module_device(given.model.model.module)
-
-
 def _build_run(
     config: RunConfig,
     loaded: LoadedModel,
@@ -340,10 +311,8 @@ def _build_run(
     config = config.over(len(prompts if trained is None else trained))
     eval_prompts = opened(eval_rows, config, loaded) if asked else none
     if config.eval.every and asked and not len(eval_prompts):
-        raise ConfigError(
-            f"eval.every: all {len(eval_rows)} held-out prompts are too long and were dropped; raise "
-            "data.max_prompt_tokens, or set eval.every=0"
-        )
+        left = f"all {len(eval_rows)} held-out prompts are too long and were dropped"
+        raise ConfigError(f"eval.every: {left}; raise data.max_prompt_tokens, or set eval.every=0")
     for network in (loaded, given.reference, teacher):
         if network is not None:
             longest = 0 if trained is None else max(trained.lengths())

@@ -103,18 +103,15 @@ def _check_rewards_and_rows(config: RunConfig, host: Host, rows: Rows) -> None:
 
 
 def _check_chat(config: RunConfig, host: Host, prompt: Prompt, tokenizer: Any) -> None:
+    model = "use an instruction-tuned model"
     if host.settings.programs and not has_template(tokenizer):
-        raise ConfigError(
-            "environment: programs speak in chats, and the model's tokenizer has no chat template; use an "
-            "instruction-tuned model"
-        )
+        raise ConfigError(f"environment: programs speak in chats, and the model has no chat template; {model}")
     if shows_tools(host):
         if prompt.messages is None:
-            plain = "or environment.calls and rollout.stop, for calls in plain text"
-            raise ConfigError(
-                "environment: its tools are shown to the model by its chat template, and the prompts are no chat; use "
-                f"an instruction-tuned model and prompts that are messages, {plain}"
+            fix = (
+                f"{model} and prompts that are messages, or environment.calls and rollout.stop for calls in plain text"
             )
+            raise ConfigError(f"environment: a chat template shows its tools, and the prompts are no chat; {fix}")
         Dialogue(tokenizer, (), config.data.chat_template_kwargs).check_tools()
 
 

@@ -105,7 +105,7 @@ def restore(run: Run, resumption: Resumption, console: Console) -> None:
     Raises CheckpointError: no checkpoint verifies.
     """
     held, identity = resumption.held, resumption.taken_up.identity
-    run.check_folder(held.path)
+    run.config.cluster.check_folder(run.learner, held.path)
     run.open_directory(held, identity)
     try:
         lines = run.restore()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,6 @@ from oncurve.reward_models import (
     LabelledSteps,
     Labeller,
     MonteCarloLabels,
-    PreferencePair,
     Preferences,
     Replay,
     RewardExamples,
@@ -89,17 +89,9 @@ def _history(path: str | None, kind: Kind, base: Path | None) -> Sequence[Exampl
 def labeller(config: RunConfig, kind: Kind, verifier: str, continuations: int, sources: LabellingInputs) -> Labeller:
     """Return how scored groups become examples. Raises ConfigError: continuations without a tokenizer."""
     if kind == "preferences":
-
-        def pairs(groups: Sequence[Group]) -> list[PreferencePair]:
-            return scored_pairs(groups, verifier)
-
-        return pairs
+        return partial(scored_pairs, verifier=verifier)
     if not continuations:
-
-        def steps(groups: Sequence[Group]) -> list[LabelledSteps]:
-            return scored_steps(groups, verifier)
-
-        return steps
+        return partial(scored_steps, verifier=verifier)
     locate = step_locator(sources.loaded.tokenizer)
     if locate is None:
         raise ConfigError("continuations from the ends of steps need a tokenizer")

@@ -162,14 +162,14 @@ def create_directory(run: Run, out: Path) -> None:
     """Make the run's directory, after all checks, and begin."""
     directory = RunDirectory.create(out, run.trainer.config.environment)
     with directory.beginning():
-        run.check_folder(out)
+        run.config.cluster.check_folder(run.learner, out)
         data = run.config.data.kept_as(out / ROWS)  # a resumed run needs the rows, too
         config = run.config.model_copy(update={"data": data, "sft": run.config.sft.kept_as(out / SFT_ROWS)})
         content = to_toml(config)
         identity = directory.keep_identity(identity_of(config, out), content)
         directory.keep_config(content)
     run.open_directory(directory, identity)
-    run.begin()
+    run.record()
 
 
 def finish(
@@ -197,7 +197,10 @@ def finish(
         rewards = [line["reward/mean"] for line in earlier if "reward/mean" in line]
         with Progress(run.config.run.steps, console, rewards=rewards) as progress:
             run.trainer.on_start = started
-            shown = (shown_by(progress, watch_of(run)), shown_to(tracking, progress.say))
+            shown = (
+                shown_by(progress, run),
+                shown_to(tracking, progress.say),
+            )
             stopped = run.train(*observers, *shown, _reports_of(run))
             run.check_kept()
     except BaseException as error:
@@ -215,7 +218,8 @@ def finish(
     if stopped is None:
         try:
             run.save_model(path / "model")  # what the run was for comes first
-            run.save_reward_model(path / "reward_model")
+            if run.iterations is not None:
+                run.iterations.learner.export(path / "reward_model")
         except DiskError as error:
             say(console, *tracking.close())
             how = f"once there is space, this writes it: {how_to_go_on(run)}"
@@ -271,18 +275,13 @@ def ended_early(run: Run) -> list[str]:
     return [f"ended early after step {state.step}: {metric} has not been better{start} in {count}"]
 
 
-def watch_of(run: Run) -> Watch:
-    """Return the doctor's rules over a run that goes on."""
-    return Watch(to_tables(run.config), run.trainer.config.environment)
-
-
-def shown_by(progress: Progress, watch: Watch) -> Callable[[StepResult], None]:
+def shown_by(progress: Progress, run: Run) -> Callable[[StepResult], None]:
     """Return an observer that shows each step, each new alarm of the doctor's rules, and once a notice of other
     processes.
 
     The first fault of a reward is quoted.
     """
-    quoted = False
+    quoted, watch = False, Watch(to_tables(run.config), run.trainer.config.environment)
 
     def show(result: StepResult) -> None:
         nonlocal quoted

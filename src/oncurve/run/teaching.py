@@ -25,10 +25,7 @@ def load_teacher(config: RunConfig, policy: LoadedModel) -> LoadedModel | None:
     loaded = config.model.model_copy(update={"path": teacher.path, "dtype": dtype, "revision": None}).build()
     problem = _other_tokens(policy, loaded)
     if problem is not None:
-        raise ConfigError(
-            f"advantage.teacher: {loaded.name} {problem}; a teacher scores the policy's tokens one by one, so choose a "
-            "model of the same family"
-        )
+        raise ConfigError(f"advantage.teacher: {loaded.name} {problem}; choose a model of the policy's family")
     return loaded
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from oncurve.base.errors import ConfigError
 from oncurve.config import RunConfig, to_tables
 from oncurve.run.assembly import Run
-from oncurve.tracking import TrackedRun, Tracking, trackers
+from oncurve.tracking import Follower, TrackedRun, Tracking, trackers
 from oncurve.trainer import StepResult
 
 
@@ -30,7 +30,8 @@ def track(run: Run) -> Tracking:
         step=run.trainer.state.step,
         settings=settings,
     )
-    return Tracking.begin(trackers(settings), told, directory.path / "metrics.jsonl")
+    log = directory.path / "metrics.jsonl"
+    return Tracking(settings, [Follower(name, make, told, log) for name, make in trackers(settings).items()])
 
 
 def shown_to(tracking: Tracking, say: Callable[[str], None]) -> Callable[[StepResult], None]:

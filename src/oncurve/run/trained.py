@@ -148,14 +148,11 @@ class TrainedRun(Closing):
             pairs = zip(last.groups, last.advantages, strict=True)
             records = ({"step": last.step, **group_record(group, advantages)} for group, advantages in pairs)
             return Groups(records, last.step)
+        asked = "a step" if step is None else f"step {step}"
         if self.directory is None:
             known = "none" if last is None else f"those of step {last.step}"
-            raise ConfigError(
-                f"the groups of step {step} are not kept: the run has no directory (out=); known: {known}"
-            )
-        keep = self.run.config.rollouts.keep
-        asked = "a step" if step is None else f"step {step}"
-        known = f"rollouts.keep = {keep!r}, and there are those of: {steps_in_words(kept)}"
+            raise ConfigError(f"the groups of {asked} are not kept, as the run has no out=; known: {known}")
+        known = f"rollouts.keep = {self.run.config.rollouts.keep!r}, and there are those of: {steps_in_words(kept)}"
         raise ConfigError(f"{self.directory} has no groups of {asked}; {known}")
 
     def sample(self, n: int = 4, prompt: Any = None, *, temperature: float | None = None) -> Groups:

@@ -7,11 +7,11 @@ a kill and a resume.
 
 from __future__ import annotations
 
+from oncurve.tracking.follower import Follower as Follower
 from oncurve.tracking.kinds import TRACKER_KINDS as TRACKER_KINDS, trackers as trackers
 from oncurve.tracking.observing import Tracking as Tracking
 from oncurve.tracking.protocol import (
     CompletionRow as CompletionRow,
     TrackedRun as TrackedRun,
-    Tracker as Tracker,
 )
 from oncurve.tracking.settings import TrackingSettings as TrackingSettings

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.base.imports import locate
 from oncurve.tracking.protocol import Tracker
@@ -48,6 +50,8 @@ def trackers(settings: TrackingSettings) -> dict[str, type[Tracker]]:
             classes[kind] = tracker_class(kind)
         except ConfigError as error:
             raise ConfigError(f"tracking.to: {error}") from error
+        if kind in TRACKER_KINDS and find_spec(kind) is None:  # they are called like their libraries
+            raise ConfigError(f"tracking.to: {kind} is not installed: pip install 'oncurve[{kind}]'")
         problem = getattr(classes[kind], "problem", None)
         said = None if problem is None else problem(settings)
         if said is not None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 
 from torch import Tensor
 
 from oncurve.tracking.follower import Follower
-from oncurve.tracking.protocol import CompletionRow, TrackedRun, Tracker
+from oncurve.tracking.protocol import CompletionRow
 from oncurve.tracking.settings import TrackingSettings
 from oncurve.types import Group
 
@@ -20,11 +19,6 @@ class Tracking:
 
     def __init__(self, settings: TrackingSettings, followers: Sequence[Follower] = ()) -> None:
         self._settings, self._followers = settings, followers
-
-    @classmethod
-    def begin(cls, makers: Mapping[str, Callable[[], Tracker]], run: TrackedRun, log: Path) -> Tracking:
-        """Trackers by their names, which follow `log`, the run's `metrics.jsonl`. Returns at once."""
-        return cls(run.settings, [Follower(name, make, run, log) for name, make in makers.items()])
 
     def recorded(self, step: int, groups: Sequence[Group], advantages: Sequence[Tensor | None]) -> None:
         """Say that the log has `step`. `advantages[g]` is `(n, T)` over the completions of `groups[g]`, or None."""

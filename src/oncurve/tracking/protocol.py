@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -71,8 +70,3 @@ class Tracker(Protocol):
     def close(self) -> None:
         """Write everything that was shown, and close. Also called after `begin` failed."""
         ...
-
-
-def lacking_library(name: str) -> str | None:
-    """Return the sentence that a library is not installed; None: it is."""
-    return None if find_spec(name) is not None else f"{name} is not installed: pip install 'oncurve[{name}]'"

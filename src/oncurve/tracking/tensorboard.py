@@ -8,14 +8,12 @@ earlier files from that step on.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from oncurve.base.output import visible
-from oncurve.tracking.protocol import CompletionRow, TrackedRun, lacking_library
-from oncurve.tracking.settings import TrackingSettings
+from oncurve.tracking.protocol import CompletionRow, TrackedRun
 
 FOLDER = "tensorboard"
 
@@ -27,23 +25,17 @@ class TensorBoard:
         self._writer: Any = None
         self.place = ""
 
-    @classmethod
-    def problem(cls, settings: TrackingSettings) -> str | None:
-        """Return why TensorBoard's files cannot be written here, or None if they can."""
-        return lacking_library("tensorboard")
-
     def begin(self, run: TrackedRun) -> int:
         """Begin another event file; steps after `run.step` are hidden in the earlier ones."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from torch.utils.tensorboard.writer import FileWriter
 
         folder = run.folder / FOLDER
         shown = last_step(folder)
-        self._writer = EventFileWriter(str(folder))
+        self._writer = FileWriter(str(folder))
         self.place = f"tensorboard --logdir {run.folder}"
         if shown > run.step:
-            again = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(wall_time=time.time(), step=run.step + 1, session_log=again))
+            self._writer.add_event(Event(session_log=SessionLog(status=SessionLog.START)), run.step + 1)
         elif shown < 0:
             about = {"name": run.name, "tags": list(run.settings.tags), **run.config}
             table = json.dumps(about, indent=2, ensure_ascii=False)
@@ -51,16 +43,15 @@ class TensorBoard:
         return min(shown, run.step)
 
     def groups(self, step: int, rows: Sequence[CompletionRow]) -> None:
-        """The table as Markdown, under the tag `completions`."""
+        """The table as Markdown, under the tag `completions/text_summary`."""
         self._text("completions", as_markdown(rows), step)
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """All scalars of the step in one event, which is in the file when this returns."""
-        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._writer.add_summary(Summary(value=values), step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -69,15 +60,10 @@ class TensorBoard:
             self._writer.close()
 
     def _text(self, tag: str, text: str, step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.text.metadata import create_summary_metadata
-        from tensorboard.util.tensor_util import make_tensor_proto
+        from torch.utils.tensorboard.summary import text as summary_of
 
-        metadata = create_summary_metadata(display_name=tag, description="")
-        tensor = make_tensor_proto([text.encode("utf-8", "replace")], shape=[1])
-        value = Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=[value])))
+        made = summary_of(tag, text.encode("utf-8", "replace").decode())  # type: ignore[no-untyped-call]
+        self._writer.add_summary(made, step)
 
 
 def last_step(folder: Path) -> int:

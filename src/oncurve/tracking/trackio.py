@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from oncurve.tracking.protocol import CompletionRow, TrackedRun, lacking_library
-from oncurve.tracking.settings import TrackingSettings
+from oncurve.tracking.protocol import CompletionRow, TrackedRun
 
 
 class Trackio:
@@ -21,11 +20,6 @@ class Trackio:
         self._run: Any = None
         self._table: dict[str, Any] = {}
         self.place = ""
-
-    @classmethod
-    def problem(cls, settings: TrackingSettings) -> str | None:
-        """Return why trackio cannot be used, or None if it can."""
-        return lacking_library("trackio")
 
     def begin(self, run: TrackedRun) -> int:
         """Open the run of this name; returns the last step in its database, and in the Space."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.tracking.protocol import CompletionRow, TrackedRun, lacking_library
+from oncurve.tracking.protocol import CompletionRow, TrackedRun
 from oncurve.tracking.settings import TrackingSettings
 
 BLOCK_BYTES = 1 << 15
@@ -29,13 +29,10 @@ class Wandb:
 
     @classmethod
     def problem(cls, settings: TrackingSettings) -> str | None:
-        """Return why wandb cannot be used: it is not installed, or the run is online and there is no key."""
-        lacking = lacking_library("wandb")
-        if lacking is not None or _mode(settings) != "online":
-            return lacking
+        """Return why wandb cannot be used: the run is online and there is no key."""
         import wandb
 
-        if not wandb.login(prompt=False, verify=False):
+        if _mode(settings) == "online" and not wandb.login(prompt=False, verify=False):
             return (
                 "wandb has no key for its server: run `wandb login`, set WANDB_API_KEY, or write files for a later "
                 'upload with tracking.mode = "offline"'

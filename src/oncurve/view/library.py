@@ -23,7 +23,7 @@ from oncurve.metrics import METRICS
 from oncurve.report import EvaluationFiles, RolloutIndex, RunRecord, look_at_flips, most_changed, read_run
 from oncurve.run import find_runs, list_runs
 
-FILES = ("config.toml", "environment.json", "evaluation.json", "metrics.jsonl")
+FILES = ("config.toml", "environment.json", "metrics.jsonl")
 FOLDERS = ("rollouts", "evaluations")
 """The entries of a run that are read; a run in which one of them leads elsewhere is refused."""
 
@@ -116,7 +116,7 @@ class Library:
         return self._stamp(self._path(run))
 
     def run(self, run: str) -> dict[str, Any]:
-        """Return what a run is: settings, environment, evaluation, kept steps, damage."""
+        """Return what a run is: settings, environment, kept steps, damage."""
         path = self._path(run)
         row, record = self._about(path)
         return {
@@ -126,7 +126,6 @@ class Library:
             "settings": dict(_flat(record.config or {})),
             "text": record.config_text,
             "environment": record.environment,
-            "evaluation": record.evaluation,
             "kept": list(self._index(path).steps()),
             "evaluations": list(EvaluationFiles(path).steps()),
             "damage": list(record.damage),
@@ -297,13 +296,10 @@ def _flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _row(path: Path, record: RunRecord) -> dict[str, Any]:
-    """Return a run's state, steps, last reward and accuracy; the accuracy with its interval where that is known."""
+    """Return a run's state, steps, last reward and last accuracy."""
     (listed,) = list_runs(path)
     keys = ("reward/mean", "eval/accuracy")
     last = {key: line[key] for line in record.metrics for key in keys if key in line}
-    after = (record.evaluation or {}).get("after")
-    interval = after.get("greedy_accuracy") if isinstance(after, dict) else None
-    known = isinstance(interval, list) and len(interval) == 3
     return {
         "state": listed.state,
         "step": listed.step,
@@ -313,7 +309,7 @@ def _row(path: Path, record: RunRecord) -> dict[str, Any]:
         "best_step": listed.best_step,
         "written": time.time() - listed.age_seconds,
         "reward": last.get("reward/mean"),
-        "accuracy": interval if known else [last["eval/accuracy"]] if "eval/accuracy" in last else None,
+        "accuracy": last.get("eval/accuracy"),
     }
 
 

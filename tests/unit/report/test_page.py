@@ -126,35 +126,29 @@ def test_accuracy_while_training_is_the_first_tile_and_a_card_has_the_rows_answe
     assert not {"\u202e", "\x1b", "<script>"} & {mark for mark in ("\u202e", "\x1b", "<script>") if mark in page}
 
 
-ACCURACY = {"before": {"greedy_accuracy": [0.3, 0.27, 0.34]}, "after": {"greedy_accuracy": [0.81, 0.77, 0.84]}}
-
-
 @pytest.mark.parametrize(
-    ("rewards", "name", "text", "words"),
+    ("rewards", "config", "words"),
     [
-        ((0.0, 0.0), "", "", ["this group teaches nothing"]),
-        (range(64), "", "", ["8 of 64 completions are shown.", "reward <b>63</b>", "reward <b>0</b>"]),
-        ((1.0, 0.0), "evaluation", json.dumps(ACCURACY), ["30.0 → 81.0", "eval/accuracy: from 0.3 to 0.81"]),
-        ((1.0, 0.0), "config", "run.name = 'first <light>'", ["<h1>first &lt;light&gt;</h1>"]),
-        ((1.0, 0.0), "config", "advantage.kind = 'mine.py:Mine'", ["the run's own code computes it"]),
+        ((0.0, 0.0), "", ["this group teaches nothing"]),
+        (range(64), "", ["8 of 64 completions are shown.", "reward <b>63</b>", "reward <b>0</b>"]),
+        ((1.0, 0.0), "run.name = 'first <light>'", ["<h1>first &lt;light&gt;</h1>"]),
+        ((1.0, 0.0), "advantage.kind = 'mine.py:Mine'", ["the run's own code computes it"]),
         (
             (1.0, 0.0),
-            "config",
             "advantage = {kind = 'grpo', scale = 'none'}",
             ["<code>Â_i = r_i - mean r, the mean of"],
         ),
         (
             (1.0, 0.0),
-            "config",
             "advantage.kind = 'gae'",
             ["<code>V_it</code>: the critic&#39;s value of the text before"],
         ),
     ],
 )
-def test_what_stands_on_the_page_of_a_run(tmp_path, rewards, name, text, words) -> None:
+def test_what_stands_on_the_page_of_a_run(tmp_path, rewards, config, words) -> None:
     make_run(tmp_path, rewards=tuple(map(float, rewards)))
-    if name:
-        (tmp_path / {"config": "config.toml", "evaluation": "evaluation.json"}[name]).write_text(text)
+    if config:
+        (tmp_path / "config.toml").write_text(config)
     page = render_report(read_run(tmp_path))
     assert all(each in page for each in words)
 
@@ -176,11 +170,11 @@ def test_a_fault_is_said_where_it_happened(tmp_path) -> None:
 
 def test_a_chart_lies_within_its_drawing() -> None:
     chart = chart_of("reward/mean", [{"step": s, "reward/mean": (s * 37 % 11) / 10} for s in range(1, 1001)])
-    places = [tuple(map(float, pair.split(","))) for pair in f"{chart.line} {chart.raw}".split()]
+    places = [tuple(map(float, pair.split(","))) for pair in f"{chart['line']} {chart['raw']}".split()]
     assert len(places) <= 800
     assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in places)
-    assert len(chart.points) <= 80
-    assert not chart.dots
+    assert len(chart["points"]) <= 80
+    assert not chart["dots"]
 
 
 LINES = [{"step": float(step), "reward/mean": step / 4, "policy/kl": 0.0} for step in range(1, 5)]

@@ -79,7 +79,7 @@ def test_a_run_is_read_back(tmp_path) -> None:
     assert run.steps == (1,)
     assert run.groups(1)[0]["completions"][0]["advantage"] == 1.0
     assert run.config == {"run": {"steps": 3}}
-    assert run.environment == run.evaluation == {}
+    assert run.environment == {}
 
 
 def test_what_is_no_run_is_refused(tmp_path) -> None:

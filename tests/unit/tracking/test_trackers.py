@@ -12,7 +12,7 @@ from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.config import load_config
 from oncurve.run.tracking import check_tracking
-from oncurve.tracking import TRACKER_KINDS, CompletionRow, TrackedRun, TrackingSettings, protocol
+from oncurve.tracking import TRACKER_KINDS, CompletionRow, TrackedRun, TrackingSettings, kinds
 from oncurve.tracking.follower import Follower
 from oncurve.tracking.tensorboard import FOLDER
 from oncurve.tracking.wandb import last_step, records
@@ -135,14 +135,14 @@ def test_tensorboard_has_configuration_and_completions_as_text(tmp_path: Path) -
 
     follow("tensorboard", tmp_path / "run", dict.fromkeys(range(1, 9), 0.0))
     events = EventAccumulator(str(tmp_path / "run" / FOLDER)).Reload()
-    assert [event.step for event in events.Tensors("completions")] == [4, 8]
-    table = events.Tensors("completions")[0].tensor_proto.string_val[0].decode()
+    assert [event.step for event in events.Tensors("completions/text_summary")] == [4, 8]
+    table = events.Tensors("completions/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "| 2+2= | 4\\|\\`5\\`⏎\\\\x1b\\[2J | 1 | 0.7 | math=1 | 2 | eos |" in table
     assert "| é |  |  |  |  | 0 | stop |" in table
-    config = events.Tensors("config")[0].tensor_proto.string_val[0].decode()
+    config = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
     assert '"learning_rate": 1e-06' in config
     assert '"one"' in config
-    assert events.summary_metadata["completions"].plugin_data.plugin_name == "text"
+    assert events.summary_metadata["completions/text_summary"].plugin_data.plugin_name == "text"
 
 
 def test_wandb_has_configuration_tags_and_completions(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_wrong_tracker_is_refused_by_its_name(
 
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "find_spec", lambda name: None)
+    monkeypatch.setattr(kinds, "find_spec", lambda name: None)
     for name in ("tensorboard", "wandb", "trackio"):
         with pytest.raises(ConfigError, match=rf"{name} is not installed: pip install 'oncurve\[{name}\]'"):
             check_tracking(load_config("grpo", [f'tracking.to=["{name}"]'])[0])

@@ -238,7 +238,7 @@ def test_the_stamp_changes_when_the_run_writes(client, site: Path) -> None:
     for act in (
         lambda: (site / "runs/a/metrics.jsonl").write_text('{"step": 1}\n'),
         lambda: (site / "runs/a/rollouts/step-000007.jsonl.gz").write_bytes(b""),
-        lambda: (site / "runs/a/evaluation.json").write_text("{}"),
+        lambda: (site / "runs/a/environment.json").write_text("{ }"),
     ):
         act()
         seen.append(ask(client, "stamp", run="a"))

@@ -91,5 +91,5 @@ def run_config(
     oncurve refuses.
     """
     found = translated(path)
-    arguments = [*data_arguments(data), *reward_arguments(list(rewards) or None)]
+    arguments = data_arguments(data) | reward_arguments(list(rewards) or None)
     return None if found is None else config_of(found, overrides, arguments)

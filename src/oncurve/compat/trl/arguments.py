@@ -63,7 +63,7 @@ def translated(
     if environment:
         limit = args.max_tool_calling_iterations
         turns = {"environment.max_turns": 10**6 if limit is None else limit + 1}
-        given = {each.key: each.value for each in environment}
+        given = dict(environment)
         for name in ("tools", "environment_factory"):
             if arguments[name]:
                 told[name] = Told(shown(arguments[name]), given | turns)

@@ -67,11 +67,9 @@ def try_rewards(rewards: RewardSet, settings: DataSettings, rows: Rows) -> list[
         if applies or not all_are_tried:
             return [*filter(None, (trial.faulted for trial in trials.values())), *blind(rewards, trials, rows, index)]
     if rewards.components and len(rows):
-        raise ConfigError(
-            f"no reward applies to {rows.place(rows.numbers[0])} nor to the rows after it: {', '.join(weights)} "
-            "returned None for the reference answer and for a made-up completion; return a number, or name the column "
-            "of the answer"
-        )
+        none = f"{', '.join(weights)} returned None for the reference answer and for a made-up completion"
+        fix = "return a number, or name the column of the answer"
+        raise ConfigError(f"no reward applies to {rows.place(rows.numbers[0])} nor to the rows after it: {none}; {fix}")
     return []
 
 

@@ -116,13 +116,13 @@ INERT_WHERE: dict[str, Callable[[RunConfig], bool]] = {
 }
 
 
-_SENTENCES = tomllib.loads(Path(__file__).with_name("combinations.toml").read_text(encoding="utf-8"))
+SENTENCES = tomllib.loads(Path(__file__).with_name("combinations.toml").read_text(encoding="utf-8"))
 
-IMPOSSIBLE = tuple(Impossible(holds, _SENTENCES["impossible"][name]) for name, holds in IMPOSSIBLE_WHERE.items())
+IMPOSSIBLE = tuple(Impossible(holds, SENTENCES["impossible"][name]) for name, holds in IMPOSSIBLE_WHERE.items())
 
 INERT = tuple(
     Inert(tuple(rule["keys"]), tuple(rule["causes"]), INERT_WHERE[name], rule["reason"])
-    for name, rule in _SENTENCES["inert"].items()
+    for name, rule in SENTENCES["inert"].items()
 )
 
 

@@ -1,10 +1,22 @@
-"""Settings that a run still lacks."""
+"""Settings that a run still lacks; the sentence of each is in `combinations.toml`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from oncurve.advantages import TeacherSettings, reads_rewards, teacher_of
 from oncurve.base.errors import refuse
+from oncurve.config.rules.combinations import SENTENCES
 from oncurve.config.sections import RunConfig
+
+MISSING_WHERE: dict[str, Callable[[RunConfig], bool]] = {
+    "model": lambda c: not c.model.path,
+    "demonstrations": lambda c: c.demonstrates and not c.sft.present,
+    "reward_model": lambda c: c.own_reward_model is not None and not c.own_reward_model.path,
+    "verifier": lambda c: c.iterative.steps > 0 and c.eval.verifier is None,
+    "teacher": lambda c: teacher_of(c.advantage) == TeacherSettings(),  # it would teach itself what it does already
+    "rewards": lambda c: not c.rewards and reads_rewards(c.advantage),
+}
 
 
 def missing(config: RunConfig, model_given: bool = False) -> list[str]:
@@ -12,28 +24,9 @@ def missing(config: RunConfig, model_given: bool = False) -> list[str]:
 
     `model_given`: the model was handed over as a module, so `model.path` may be empty.
     """
-    holes = []
-    if not config.model.path and not model_given:
-        holes.append("model.path: missing; name a folder or a hub id, like model.path=Qwen/Qwen2.5-0.5B-Instruct")
-    if config.demonstrates and not config.sft.present:
-        holes.append("sft.data: missing; name a file of demonstrations, like --data demonstrations.jsonl")
-    holes += [] if config.demonstrates else config.data.missing()
-    holes += config.environment.missing()
-    if config.own_reward_model is not None and not config.own_reward_model.path:
-        holes.append("reward_model.path: missing; name a reward model's folder or a hub id")
-    if config.iterative.steps and config.eval.verifier is None:
-        holes.append('eval.verifier: missing; name the reward that verifies samples, like [[rewards]] name = "truth"')
-    if teacher_of(config.advantage) == TeacherSettings():  # the policy would teach itself what it does already
-        holes.append(
-            "advantage.teacher: missing; name a folder or a hub id, or set advantage.template, by which the policy "
-            "teaches itself"
-        )
-    if not config.rewards and reads_rewards(config.advantage):
-        holes.append(
-            'rewards: missing; add a [[rewards]] table, like kind = "math" (on the command line: --reward math, or '
-            "\"rewards=[{kind='math'}]\")"
-        )
-    return holes
+    names = [name for name, holds in MISSING_WHERE.items() if holds(config) and not (name == "model" and model_given)]
+    of_data = [] if config.demonstrates else config.data.missing()
+    return [*(SENTENCES["missing"][name] for name in names), *of_data, *config.environment.missing()]
 
 
 def check_complete(config: RunConfig, model_given: bool = False) -> None:

@@ -82,7 +82,6 @@ class RunFacts:
 
 
 Conditions = Mapping[str, Callable[[RunConfig, RunFacts], bool]]
-Words = Mapping[str, Callable[[RunConfig, RunFacts], object]]
 
 DATA_NOTES: Conditions = {
     "prompts_repeat": lambda c, f: f.rows is not None and f.distinct is not None and f.distinct * 2 < f.rows,
@@ -135,7 +134,7 @@ NOTES: Conditions = {
 }
 """All notes, in the order of the plan: where each holds."""
 
-WORDS: Words = {
+WORDS: Mapping[str, Callable[[RunConfig, RunFacts], object]] = {
     "objective": lambda c, f: kind_of(c.objective, OBJECTIVE_KINDS),
     "objective_note": lambda c, f: objective_note(c.objective),
     "expected_aggregation": lambda c, f: expected_aggregation(c.objective),
@@ -148,28 +147,19 @@ WORDS: Words = {
 """What stands in the braces of the notes, next to `c` and `f`."""
 
 
-def sentences_of(file: str) -> dict[str, str]:
-    """Return the sentences of a TOML file of this folder, by name."""
-    return tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
-
-
 class Filling(dict[str, Any]):
     """The words for the braces of a sentence; a word is made where a sentence has it."""
 
-    def __init__(self, config: RunConfig, facts: RunFacts, words: Words) -> None:
-        super().__init__(c=config, f=facts)
-        self._words = words
-
     def __missing__(self, name: str) -> object:
-        return self._words[name](self["c"], self["f"])
+        return WORDS[name](self["c"], self["f"])
 
 
-_SENTENCES = sentences_of("notes.toml")
+_SENTENCES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def notes_on(config: RunConfig, facts: RunFacts, notes: Conditions = NOTES) -> list[str]:
     """Return the sentences of the notes that hold."""
-    filling = Filling(config, facts, WORDS)
+    filling = Filling(c=config, f=facts)
     return [_SENTENCES[name].format_map(filling) for name, holds in notes.items() if holds(config, facts)]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,63 +36,32 @@ NO_MODEL = "model.path is not set, so prompts are not tokenised: add model.path=
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of the rows: its name, the types of its values, in how many rows it is, and the first value."""
-
-    name: str
-    types: tuple[str, ...]
-    rows: int
-    example: str
-
-
-@dataclass(frozen=True)
-class Needs:
-    """The columns that one reward needs, others that it takes, and what is wrong with rows.
-
-    `tried`: how many rows it was called for; it gave a number in `read` of them, and `mean` to the reference answers.
-    """
-
-    name: str
-    needs: tuple[str, ...]
-    takes: tuple[str, ...]
-    lacking: int
-    first: str | None
-    tried: int = 0
-    read: int = 0
-    mean: float | None = None
-
-
-@dataclass(frozen=True)
-class PromptLengths:
-    """The prompts' numbers of tokens, and how many of them are too long for the run."""
-
-    count: int
-    percentiles: Mapping[str, int]
-    too_long: int
-
-
-@dataclass(frozen=True)
 class DataCheck:
     """The findings of `oncurve data check`. `problems`: why a run would refuse the data, a line each; none: it would
     not.
 
     rows, held_out   numbers of rows
     looked_at        training rows that were looked at: fewer where they are generated
+    columns          `name`, `types` of its values, in how many `rows` it is, an `example`
+    rewards          `name`, the columns that it `needs` and `takes` where they are there, how many rows are `lacking`
+                     one, and what the `first` of them lacks; it was `tried` for so many rows, gave a number in `read`
+                     of them, and their reference answers score `mean`
     prompts          (place, number of tokens, text with special tokens) of a few rows
     limit            the most tokens of a prompt; None: not known, or any
     episode          (role, text) of a short episode for the first row, with a made-up turn; none without [environment]
-    lengths          by "training" and "held out"; none without a tokenizer
+    lengths          of prompts, by "training" and "held out": `count`, `percentiles` of tokens, how many are `too_long`
+                     for the run; none without a tokenizer
     """
 
     rows: int
     held_out: int
     looked_at: int
-    columns: tuple[Column, ...]
-    rewards: tuple[Needs, ...]
+    columns: Sequence[Mapping[str, Any]]
+    rewards: Sequence[Mapping[str, Any]]
     prompts: tuple[tuple[str, int | None, str], ...]
     limit: int | None
     overlong: str
-    lengths: Mapping[str, PromptLengths] = field(default_factory=dict)
+    lengths: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -101,10 +70,10 @@ class DataCheck:
     def text(self) -> str:
         """Return the findings as lines to read."""
         lines = [f"{self.rows:,} rows to train on, {self.held_out:,} held out", "", "Columns"]
-        wide = max((len(column.name) for column in self.columns), default=0)
+        wide = max((len(column["name"]) for column in self.columns), default=0)
         for column in self.columns:
-            everywhere = "" if column.rows == self.looked_at else f" (in {column.rows:,} of {self.looked_at:,} rows)"
-            lines.append(f"  {column.name:<{wide}}  {' or '.join(column.types)}{everywhere}: {column.example}")
+            some = "" if column["rows"] == self.looked_at else f" (in {column['rows']:,} of {self.looked_at:,} rows)"
+            lines.append(f"  {column['name']:<{wide}}  {' or '.join(column['types'])}{some}: {column['example']}")
         lines += ["", "Rewards", *(f"  {line}" for line in map(_of_reward, self.rewards))]
         lines += [] if self.rewards else ["  none in the recipe"]
         for number, (place, tokens, text) in enumerate(self.prompts, start=1):
@@ -126,21 +95,22 @@ class DataCheck:
         return asdict(self) | {"prompts": prompts}
 
 
-def _of_reward(reward: Needs) -> str:
-    takes = f"; takes {', '.join(reward.takes)} where there" if reward.takes else ""
-    needs = f"needs {', '.join(reward.needs)}" if reward.needs else "needs no column"
-    found = f"; {reward.lacking:,} rows lack it" if reward.lacking else "; there in every row" if reward.needs else ""
-    if reward.tried:
-        found += f"; reads {reward.read:,} of the first {reward.tried:,} rows"
-    if reward.mean is not None:
-        found += f", whose reference answers score {reward.mean:.4g} on average"
-    return f"{reward.name}: {needs}{takes}{found}"
+def _of_reward(reward: Mapping[str, Any]) -> str:
+    takes = f"; takes {', '.join(reward['takes'])} where there" if reward["takes"] else ""
+    needs = f"needs {', '.join(reward['needs'])}" if reward["needs"] else "needs no column"
+    found = "; there in every row" if reward["needs"] else ""
+    found = f"; {reward['lacking']:,} rows lack it" if reward["lacking"] else found
+    if reward["tried"]:
+        found += f"; reads {reward['read']:,} of the first {reward['tried']:,} rows"
+    if reward["mean"] is not None:
+        found += f", whose reference answers score {reward['mean']:.4g} on average"
+    return f"{reward['name']}: {needs}{takes}{found}"
 
 
-def _of_lengths(found: PromptLengths, overlong: str) -> str:
-    shown = "  ".join(f"{name} {tokens:,}" for name, tokens in found.percentiles.items())
+def _of_lengths(found: Mapping[str, Any], overlong: str) -> str:
+    shown = "  ".join(f"{name} {tokens:,}" for name, tokens in found["percentiles"].items())
     does = {"error": "refused", "drop": "left out", "truncate_left": "cut on the left"}[overlong]
-    return shown + (f"; {found.too_long:,} of {found.count:,} too long: {does}" if found.too_long else "")
+    return shown + (f"; {found['too_long']:,} of {found['count']:,} too long: {does}" if found["too_long"] else "")
 
 
 def check_data_of(config: RunConfig, base: Path) -> DataCheck:
@@ -164,7 +134,7 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
     some = rows.first(GENERATED) if rows.generated else rows
     prompts = {"training": some, "held out": held_out.first(GENERATED) if held_out.generated else held_out}
     limit = min(filter(None, (room, config.data.max_prompt_tokens)), default=None)
-    lengths = dict[str, PromptLengths]()
+    lengths = dict[str, Mapping[str, Any]]()
     shown = dict[str, Prompts]()
     if tokenizer is not None:
         for name, part in prompts.items():
@@ -205,11 +175,11 @@ def _episode(
 
 def _rewards(
     config: RunConfig, base: Path, rows: Rows, held_out: Rows, problems: list[str], warnings: list[str]
-) -> tuple[Needs, ...]:
+) -> list[dict[str, Any]]:
     """Return what each reward takes of the rows and gives for them; what is wrong goes to `problems` and `warnings`."""
     if not config.rewards:
-        return ()
-    found = []
+        return []
+    found, trials = list[dict[str, Any]](), defaultdict[str, list[Trial]](list)
     with RewardSet.build(config.fitted_rewards, base=base) as rewards:
         for component in rewards.components:
             needs, takes = component.columns
@@ -222,29 +192,29 @@ def _rewards(
                         lacking += 1
                         first = first or f"{some.place(some.numbers[index])}: {wrong}"
             problems += [] if first is None else [first]
-            found.append(Needs(component.name, needs, takes, lacking, first))
+            found.append({"name": component.name, "needs": needs, "takes": takes, "lacking": lacking, "first": first})
         with noted(problems):
             warnings += try_rewards(rewards, config.data, rows) if not problems else []
-        if problems:
-            return tuple(found)
-        trials = [trials_on(rewards, config.data, rows, index) for index in range(min(TRIED, len(rows)))]
-    return tuple(_with_trials(needs, [of[needs.name] for of in trials if needs.name in of]) for needs in found)
+        for index in range(min(TRIED, len(rows))) if not problems else ():
+            for name, trial in trials_on(rewards, config.data, rows, index).items():
+                trials[name].append(trial)
+    for reward in found:
+        tried = trials[reward["name"]]
+        given = [trial.reference for trial in tried if trial.reference is not None]
+        read = sum(trial.reference is not None or trial.made_up is not None for trial in tried)
+        reward |= {"tried": len(tried), "read": read, "mean": math.fsum(given) / len(given) if given else None}
+    return found
 
 
-def _with_trials(needs: Needs, trials: Sequence[Trial]) -> Needs:
-    given = [trial.reference for trial in trials if trial.reference is not None]
-    read = sum(trial.reference is not None or trial.made_up is not None for trial in trials)
-    return replace(needs, tried=len(trials), read=read, mean=math.fsum(given) / len(given) if given else None)
-
-
-def _lengths(prompts: Prompts, limit: int | None) -> PromptLengths:
+def _lengths(prompts: Prompts, limit: int | None) -> dict[str, Any]:
     try:
         ranked = sorted(len(prompts[index].ids) for index in range(len(prompts)))
     except DataError:  # a row makes no prompt, which is a problem already
-        return PromptLengths(0, {}, 0)
+        return {"count": 0, "percentiles": {}, "too_long": 0}
     at = {f"p{percent}": ranked[math.ceil(percent / 100 * len(ranked)) - 1] for percent in PERCENTILES}
     too_long = sum(length > limit for length in ranked) if limit is not None else 0
-    return PromptLengths(len(ranked), {"min": ranked[0], **at, "max": ranked[-1]}, too_long)
+    percentiles = {"min": ranked[0], **at, "max": ranked[-1]}
+    return {"count": len(ranked), "percentiles": percentiles, "too_long": too_long}
 
 
 def _shown(prompts: Prompts | None, rows: Rows, config: RunConfig) -> Iterable[tuple[str, int | None, str]]:
@@ -269,17 +239,17 @@ def _cut(text: str) -> str:
     return text if left_out <= 0 else f"{text[:half]}\n... {left_out:,} characters ...\n{text[-half:]}"
 
 
-def _columns(rows: Rows) -> tuple[Column, ...]:
+def _columns(rows: Rows) -> list[dict[str, Any]]:
     """Return the columns of the rows, in the order in which they occur first."""
-    counts: Counter[str] = Counter()
-    types: dict[str, dict[str, None]] = {}
-    first: dict[str, Any] = {}
+    values: dict[str, list[Any]] = defaultdict(list)
     for row in rows.items:
         for name, value in row.items():
-            counts[name] += 1
-            types.setdefault(name, {})[_type(value)] = None
-            first.setdefault(name, value)
-    return tuple(Column(name, tuple(types[name]), counts[name], _example(first[name])) for name in counts)
+            values[name].append(value)
+    types = {name: list(dict.fromkeys(map(_type, found))) for name, found in values.items()}
+    return [
+        {"name": name, "types": types[name], "rows": len(found), "example": _example(found[0])}
+        for name, found in values.items()
+    ]
 
 
 def _type(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +32,6 @@ from oncurve.run.row_lengths import fix_reach, opened
 from oncurve.trainer import Checkpoints
 
 
-@dataclass(frozen=True)
-class TargetEvaluation:
-    """The evaluation of a model, and the model's `name`."""
-
-    name: str
-    evaluation: Evaluation
-
-    def text(self) -> str:
-        """Return the evaluation as lines to read."""
-        return f"{self.name}: {self.evaluation.text()}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {"model": self.name, **self.evaluation.to_json()}
-
-
 def evaluate_target(
     target: str,
     overrides: Sequence[str] = (),
@@ -58,8 +42,9 @@ def evaluate_target(
     data: str | None = None,
     reward: Sequence[str] = (),
     presets: Sequence[str] = (),
-) -> TargetEvaluation:
-    """Evaluate a run's directory, or a model (directory or hub id) on the prompts and rewards of `recipe`.
+) -> tuple[str, Evaluation]:
+    """Evaluate a run's directory, or a model (directory or hub id) on the prompts and rewards of `recipe`;
+    returns its name, too.
 
     `data`, all of whose rows are evaluated, `reward` and `presets` are those of `train`, in place of the recipe's.
 
@@ -77,7 +62,7 @@ def evaluate_target(
     words = [*whole, *overrides, *([f"eval.limit={limit}"] if limit is not None else [])]
     _check_target(target, folder, is_run or recipe is not None or bool(overrides or data or reward))
     source = recipe or (folder / "config.toml" if is_run else None)
-    arguments = [*data_arguments(data), *reward_arguments(list(reward) or None)]
+    arguments = data_arguments(data) | reward_arguments(list(reward) or None)
 
     def settings(words: Sequence[str]) -> tuple[RunConfig, Path]:
         return configured(source, list(presets) or None, arguments, overrides=words, word="--preset")
@@ -104,7 +89,7 @@ def evaluate_target(
             engine.follow(LocalWeights(loaded.model, 0))
             with answers_kept(rewards, folder if is_run else None):
                 found = evaluate_policy(engine, rewards, prompts, config, n)
-            return TargetEvaluation(target, replace(found, held_out=held_out, source=data))
+            return target, replace(found, held_out=held_out, source=data)
 
 
 def _check_target(target: str, folder: Path, told: bool) -> None:
@@ -112,16 +97,11 @@ def _check_target(target: str, folder: Path, told: bool) -> None:
     if (target[:1] in ("/", ".", "~") or target.count("/") > 1) and not folder.expanduser().exists():
         raise RunDirectoryError(f"there is no folder {target}: name the --out of a run, or a model")
     if folder.suffix in (".toml", ".yaml", ".yml") and folder.is_file():
-        raise ConfigError(
-            f"{target} is a recipe; name the run or the model that is evaluated, and the recipe after it: "
-            + command("eval", "MODEL", "--recipe", target)
-        )
+        raise ConfigError(f"{target} is a recipe; evaluate a model: {command('eval', 'MODEL', '--recipe', target)}")
     if not told:
-        raise ConfigError(
-            f"{target} is not a run, so its prompts and rewards must be named, by a recipe: "
-            f"{command('eval', target, '--recipe', 'RECIPE.toml')}, or by options: "
-            + command("eval", target, "--data", "FILE.jsonl", "--reward", "math")
-        )
+        ways = ("--recipe", "RECIPE.toml"), ("--data", "FILE.jsonl", "--reward", "math")
+        named = ", or by options: ".join(command("eval", target, *way) for way in ways)
+        raise ConfigError(f"{target} is not a run, so its prompts and rewards must be named: {named}")
 
 
 @contextmanager
@@ -178,14 +158,14 @@ def prompts_from(run: Run, rows: Any) -> Prompts:
     return prompts
 
 
-def _unfinished(folder: Path, config: RunConfig, base: Path, n: int, data: str | None) -> TargetEvaluation:
+def _unfinished(folder: Path, config: RunConfig, base: Path, n: int, data: str | None) -> tuple[str, Evaluation]:
     """Return the evaluation of the newest checkpoint of a run that has not ended."""
     with assemble(config.model_copy(update={"cluster": Cluster()}), base, resumed=True) as run:  # nothing is trained
         found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:
             raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; {command('resume', folder)}")
         with answers_kept(run.rewards, folder):
-            return TargetEvaluation(f"{folder}, step {found[0].step}", replace(run.evaluate(n), source=data))
+            return f"{folder}, step {found[0].step}", replace(run.evaluate(n), source=data)
 
 
 def _rows(config: RunConfig, base: Path) -> tuple[Any, bool]:

@@ -53,19 +53,13 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
     with only_looking():
         config, _ = load_config(directory, settings=_stand_ins(directory / CONFIG))
     if config.learner.unread is not None:
-        raise ConfigError(
-            f"learner.kind: {config.learner.unread} would read the checkpoint, and an export runs no code"
-        )
+        raise ConfigError(f"learner.kind: {config.learner.unread} would run, and an export runs no code")
     if config.model.trust_remote_code and unsigned(directory, ["model.trust_remote_code = true"]):
-        raise ConfigError(
-            f"model.trust_remote_code: an export runs no code of a folder from elsewhere, and {directory} is one: "
-            "resume it once with --trust, or set it to false"
-        )
+        fix = "resume it once with --trust, or set it to false"
+        raise ConfigError(f"model.trust_remote_code: {directory} is from elsewhere, and an export runs no code: {fix}")
     if not config.model.path:
-        raise ConfigError(
-            f"{directory}: its model was an object in Python, which no file holds; give it again "
-            "(run = oncurve.resume(DIR, model=model)), and write it with run.save(FOLDER)"
-        )
+        again = "give it again (run = oncurve.resume(DIR, model=model)), and write it with run.save(FOLDER)"
+        raise ConfigError(f"{directory}: its model was an object in Python, which no file holds; {again}")
     if adapter and not config.lora.adapted:
         raise ConfigError("--adapter: the run trains all weights and has no adapter; leave it out")
     checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
@@ -111,10 +105,8 @@ def push_export(exported: Exported, repository: str) -> str:
         )
     except (HTTPError, OSError) as error:  # the hub's own errors are both
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise OncurveError(
-            f"{exported.path} is written, and the hub did not take it: {reason}; log in by `hf auth login`, and then: "
-            f"hf upload {repository} {exported.path}"
-        ) from error
+        fix = f"log in by `hf auth login`, and then: hf upload {repository} {exported.path}"
+        raise OncurveError(f"{exported.path} is written, and the hub did not take it: {reason}; {fix}") from error
     return address
 
 
@@ -126,9 +118,7 @@ def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path, config:
         return checkpoints.at(int(step))
     found = checkpoints.read()
     if found is None:
-        raise RunDirectoryError(
-            f"{directory} has no checkpoint yet; a signal makes one after the running step: kill -USR1 PID"
-        )
+        raise RunDirectoryError(f"{directory} has no checkpoint yet; one is made after this step by: kill -USR1 PID")
     about, metric = found.record["trainer"], config.checkpoint.best
     if step != "best":
         return found
@@ -139,9 +129,7 @@ def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path, config:
         why = f"no step was better than the start ({metric} {about['best']:.4g} before training)"
     there = ", ".join(str(number) for number, _ in durable.numbered(directory / "checkpoints"))
     newest = command("export", directory, "--step", about["step"])
-    raise RunDirectoryError(
-        f"{directory} has no best checkpoint: {why}; there are checkpoints of the steps {there}: {newest}"
-    )
+    raise RunDirectoryError(f"{directory} has no best checkpoint: {why}; there are steps {there}: {newest}")
 
 
 def _export(config: RunConfig, found: FoundCheckpoint, step: int, out: Path, adapter: bool) -> Exported:
@@ -192,9 +180,7 @@ def _free(directory: Path, given: Path | None, name: str) -> Path:
     """
     out = usable_path(given or directory / "export" / name, "--out")
     if given is None and out.parent.is_symlink():
-        raise RunDirectoryError(
-            f"{out.parent} is a symbolic link, and an export writes through none. Remove it, or name a folder by --out."
-        )
+        raise RunDirectoryError(f"{out.parent} is a symbolic link. Remove it, or name a folder by --out.")
     if out.exists() or out.is_symlink():
         raise RunDirectoryError(f"{out} exists; nothing is overwritten. Remove it, or choose another --out.")
     try:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from oncurve.base.errors import ConfigError, UserError, command, nearest, shown, suggest
 from oncurve.base.hints import known_words, word_for
 from oncurve.base.output import complain
 from oncurve.base.paths import names_rows, usable_path
 from oncurve.base.shipped import PRESETS, RECIPES, SUFFIXES, shipped
-from oncurve.config import RUN, Argument, RunConfig, names_recipe
+from oncurve.config import RUN, RunConfig, names_recipe
 from oncurve.data import read_rows
 from oncurve.run.arguments import (
     ARGUMENT_OF,
@@ -61,20 +63,16 @@ def command_config(
     evaluated = _evaluated_by_default(found[0], found[1], chosen)
     if not evaluated:
         return found
-    *fraction, every = (argument.value for argument in evaluated)
+    *fraction, every = evaluated.values()
     complain(
         (f"by default {fraction[0]:.3g} of the rows is held out, and evaluated" if fraction else "by default evaluated")
         + f" every {every} steps; data.eval_fraction=0 trains on all rows, eval.every sets the steps"
     )
-    return _configured(target, is_model, overrides, [*data_arguments(data), *evaluated], rewards, presets)
+    return _configured(target, is_model, overrides, data_arguments(data) | evaluated, rewards, presets)
 
 
 def sft_config(
-    target: str,
-    overrides: Sequence[str] = (),
-    data: str | None = None,
-    rewards: Sequence[str] = (),
-    presets: Sequence[str] = (),
+    target: str, overrides: Sequence[str], data: str | None, rewards: Sequence[str], presets: Sequence[str]
 ) -> tuple[RunConfig, Path, str]:
     """Return the configuration of the words of `oncurve sft`, as `command_config` does: the warm start by itself.
 
@@ -82,7 +80,7 @@ def sft_config(
     """
     overrides, data = data_among(overrides, data)
     check_for_stage(word.partition("=")[0] for word in overrides)
-    shown_by, is_model = [] if data is None else [Argument("--data", "sft.data", data)], _names_model(target)
+    shown_by, is_model = {} if data is None else {"sft.data": data}, _names_model(target)
     config, base, _ = _configured(target, is_model, overrides, shown_by, rewards, presets)
     return config.stage, base, "sft" if is_model else target
 
@@ -91,13 +89,13 @@ def _configured(
     target: str | None,
     is_model: bool,
     overrides: Sequence[str],
-    arguments: Sequence[Argument],
+    arguments: Mapping[str, Any],
     rewards: Sequence[str],
     presets: Sequence[str],
 ) -> tuple[RunConfig, Path, str]:
     """Return configuration, folder and name. `arguments`: those of the data."""
-    model = [Argument("MODEL", "model.path", target)] if is_model else []
-    given = [*model, *arguments, *reward_arguments(list(rewards) or None)]
+    given = {"model.path": target} if is_model else {}
+    given |= {**arguments, **reward_arguments(list(rewards) or None)}
     recipe = None if is_model else target
     config, base = configured(recipe, list(presets) or None, given, overrides=overrides, word="--preset")
     return config, base, recipe or "-".join(presets or ["grpo"])
@@ -111,48 +109,48 @@ def data_among(words: Sequence[str], data: str | None) -> tuple[list[str], str |
     return [word for word in words if word != rows[0]], rows[0]
 
 
-def _evaluated_by_default(config: RunConfig, base: Path, chosen: bool) -> list[Argument]:
+def _evaluated_by_default(config: RunConfig, base: Path, chosen: bool) -> dict[str, Any]:
     """Return the settings that hold rows out, where there are enough, and evaluate them, where the run does not yet.
 
     `chosen`: whether rows are held out is said already.
     """
     if "every" in config.eval.model_fields_set or not config.rewards or (chosen and not config.data.holds_out):
-        return []
+        return {}
     try:
         count = len(read_rows(config.data, base)[0])
     except UserError:
-        return []  # the command itself reports it, or does not read the data
+        return {}  # the command itself reports it, or does not read the data
     if config.data.holds_out:
-        return [Argument("data", "eval.every", min(EVALUATED_EVERY, config.over(count).run.steps))]
+        return {"eval.every": min(EVALUATED_EVERY, config.over(count).run.steps)}
     if count < ENOUGH_ROWS:
-        return []
+        return {}
     fraction = min(0.1, MOST_HELD_OUT / count)
     every = min(EVALUATED_EVERY, config.over(count - int(fraction * count)).run.steps)
-    return [Argument("data", "data.eval_fraction", fraction), Argument("data", "eval.every", every)]
+    return {"data.eval_fraction": fraction, "eval.every": every}
 
 
-def words_for(option: str, value: str, options: Collection[str]) -> tuple[list[str], str]:
-    """Return the words to type for an option that a command does not have, and a note; no words: none are known.
+def words_for(option: str, value: str, options: Collection[str]) -> str | None:
+    """Return what to do in place of an option that a command does not have, or None where nothing is known.
 
-    `options`: those that the command has. Example: `words_for("--lr", "1e-5", [])` is `(["learner.learning_rate=1e-5"],
-    "")`.
+    `options`: those that the command has. Example: `words_for("--lr", "1e-5", [])` is `"write
+    learner.learning_rate=1e-5"`.
     """
     name = option.lstrip("-").replace("-", "_")
-    own = f"--{OTHER_NAMES.get(name)}"
-    if own in options:
-        return [own, value], ""
-    key_of = {argument: key for key, argument in reversed(ARGUMENT_OF.items())}
-    word = word_for(name)
+    key_of, word = {argument: key for key, argument in reversed(ARGUMENT_OF.items())}, word_for(name)
     keys = [key_of[name]] if name in key_of else list(word.keys) if word is not None else RUN.owners(name)
+    own = [f"--{each}" for each in (OTHER_NAMES.get(name), *map(ARGUMENT_OF.get, keys[:1])) if f"--{each}" in options]
+    if own:
+        return f"write {shlex.join([own[0], value])}"
+    if keys == ["model.path"]:
+        return f"write {shlex.quote(value)} as the first word"
+    if word is None and len(keys) > 1:
+        return f"write one of {', '.join(keys)}"
     if not keys and word is None:
         near = nearest(name, [*key_of, *known_words(), *OTHER_NAMES])
-        return words_for(near, value, options) if near not in (None, name) else ([], "")
-    own = f"--{ARGUMENT_OF.get(keys[0]) if keys else None}"
-    if own in options:
-        return [own, value], ""
-    if word is None and len(keys) > 1:
-        return [], f"one of {', '.join(keys)}"
-    return [f"{key}={value}" for key in keys], word.note if word is not None else ""
+        return None if near is None or near == name else words_for(near, value, options)
+    note = word.note if word is not None else ""
+    written = shlex.join(f"{key}={value}" for key in keys)
+    return f"write {written}" + (f" ({note})" if note else "") if keys else note
 
 
 def _names_model(target: str) -> bool:

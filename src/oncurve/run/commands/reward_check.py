@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from oncurve.data import (
 from oncurve.display import one_line
 from oncurve.machine.threads import prepare_process
 from oncurve.models import LocalWeights
+from oncurve.report import group_record
 from oncurve.rewards import RewardSet
 from oncurve.rollout import sample as sample_groups
 from oncurve.run.building import build_engine, host_of, with_environment
@@ -38,17 +39,8 @@ WIDTH = 72
 """Characters of a completion in the table."""
 
 
-@dataclass(frozen=True)
-class Scored:
-    """One completion in the table: its reward (None: not valid), the value of every part, a fault, its text, and of an
-    episode (role, text) of its turns.
-    """
-
-    reward: float | None
-    parts: Mapping[str, float | None]
-    fault: str | None
-    text: str
-    turns: tuple[tuple[str, str], ...] = ()
+SHOWN = ("reward", "parts", "fault", "text", "turns")
+"""What `group_record` has of a completion that is shown."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class RewardCheck:
 
     source: str
     names: tuple[str, ...]
-    groups: tuple[tuple[str, str, tuple[Scored, ...]], ...]
+    groups: tuple[tuple[str, str, list[dict[str, Any]]], ...]
     warnings: tuple[str, ...] = ()
 
     @property
@@ -70,7 +62,7 @@ class RewardCheck:
         """Return whether all completions and a reference answer have the reward 0: the rewards are wrong, not the
         model.
         """
-        return bool(self.warnings) and all(one.reward == 0 for one in self._all())
+        return bool(self.warnings) and all(one["reward"] == 0 for one in self._all())
 
     def text(self) -> str:
         """Return the table, and for each reward its mean and range."""
@@ -80,13 +72,14 @@ class RewardCheck:
         for place, prompt, scored in self.groups:
             lines += ["", f"{place}: {one_line(prompt, WIDTH)}", f"  {'reward':>8}  {titles}  completion"]
             for one in scored:
-                cells = (f"{_number(one.parts.get(name)):>{w}}" for name, w in zip(self.names, wide, strict=True))
-                lines.append(f"  {_number(one.reward):>8}  {'  '.join(cells)}  {_both_ends(one.text)}")
-                lines += [] if one.fault is None else [f"  {'':>8}  fault: {one.fault}"]
-            lines += [f"  {'':>8}  {role}: {one_line(text, WIDTH)}" for role, text in scored[0].turns]
+                cells = (f"{_number(one['parts'].get(name)):>{w}}" for name, w in zip(self.names, wide, strict=True))
+                lines.append(f"  {_number(one['reward']):>8}  {'  '.join(cells)}  {_both_ends(one['text'])}")
+                lines += [] if one["fault"] is None else [f"  {'':>8}  fault: {one['fault']}"]
+            turns = scored[0].get("turns", ())
+            lines += [f"  {'':>8}  {turn['role']}: {one_line(turn['text'], WIDTH)}" for turn in turns]
         lines += ["", f"  {'':<12}{'mean':>8}  {'lowest':>8}  {'highest':>8}  {'none':>6}"]
-        lines += [self._summary(name, [one.parts.get(name) for one in self._all()]) for name in self.names]
-        lines += [self._summary("reward", [one.reward for one in self._all()])]
+        lines += [self._summary(name, [one["parts"].get(name) for one in self._all()]) for name in self.names]
+        lines += [self._summary("reward", [one["reward"] for one in self._all()])]
         return visible("\n".join([*lines, "", *self._conclusions()]))
 
     def to_json(self) -> dict[str, Any]:
@@ -96,12 +89,11 @@ class RewardCheck:
             "rewards": list(self.names),
             "warnings": list(self.warnings),
             "groups": [
-                {"place": place, "prompt": prompt, "completions": [vars(one) for one in scored]}
-                for place, prompt, scored in self.groups
+                {"place": place, "prompt": prompt, "completions": scored} for place, prompt, scored in self.groups
             ],
         }
 
-    def _all(self) -> list[Scored]:
+    def _all(self) -> list[dict[str, Any]]:
         return [one for _, _, scored in self.groups for one in scored]
 
     def _summary(self, name: str, values: Sequence[float | None]) -> str:
@@ -111,17 +103,17 @@ class RewardCheck:
         return f"  {name:<12}{shown}  {len(values) - len(known):>6,}"
 
     def _conclusions(self) -> Iterable[str]:
-        faults = sum(one.fault is not None for one in self._all())
+        faults = sum(one["fault"] is not None for one in self._all())
         if faults:
             yield f"{faults:,} of {len(self._all()):,} completions have a fault: see the table."
-        several = [[one.reward for one in scored] for _, _, scored in self.groups if len(scored) > 1]
+        several = [[one["reward"] for one in scored] for _, _, scored in self.groups if len(scored) > 1]
         if several:
             differ = sum(len(set(rewards)) > 1 for rewards in several)
             yield (
                 f"{differ:,} of {len(several):,} prompts have completions with different rewards; only such groups "
                 "teach an advantage relative to the group."
             )
-        rewards = {one.reward for one in self._all()}
+        rewards = {one["reward"] for one in self._all()}
         if len(rewards) == 1 and len(self._all()) > 1 and not faults:
             same = _number(rewards.pop())
             yield f"Warning: all completions have the reward {same}, so a run would learn nothing from them."
@@ -177,7 +169,11 @@ def check_rewards_of(
             source = f"from the column {column!r} of " + ("the recipe's data" if file is None else str(file))
         scored = rewards.score(groups)
         names = tuple(component.name for component in rewards.components)
-    return RewardCheck(source, names, tuple(_table(rows, group) for group in scored), tuple(warnings))
+    shown = []
+    for group in scored:
+        items = [{key: one[key] for key in SHOWN if key in one} for one in group_record(group)["completions"]]
+        shown.append((rows.place(group.prompt.id), group.prompt.text, items))
+    return RewardCheck(source, names, tuple(shown), tuple(warnings))
 
 
 SHARED = ("prompt_column", "columns", "template", "system", "chat", "chat_template_kwargs")
@@ -237,18 +233,3 @@ def _sampled(rows: Rows, config: RunConfig, rewards: RewardSet, base: Path) -> l
         engine.follow(LocalWeights(loaded.model, 0))
         asked, sampling = [prompts[index] for index in range(len(prompts))], config.rollout
         return sample_groups(engine, asked, 0, sampling.group_size, sampling)
-
-
-def _table(rows: Rows, group: Group) -> tuple[str, str, tuple[Scored, ...]]:
-    pairs = zip(group.completions, group.scores, strict=True)
-    scored = tuple(
-        Scored(
-            score.reward if score.valid else None,
-            dict(score.parts),
-            score.fault,
-            completion.text,
-            tuple((turn.role, turn.text) for turn in completion.turns),
-        )
-        for completion, score in pairs
-    )
-    return rows.place(group.prompt.id), group.prompt.text, scored

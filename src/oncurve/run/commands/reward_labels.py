@@ -21,13 +21,7 @@ from oncurve.types import Group
 
 
 def label_samples(
-    config: RunConfig,
-    base: Path,
-    out: Path,
-    kind: Kind,
-    prompts: int,
-    verifier: str | None = None,
-    continuations: int = 0,
+    config: RunConfig, base: Path, out: Path, kind: Kind, prompts: int, verifier: str | None, continuations: int
 ) -> int:
     """Sample a group for each of the recipe's first `prompts` prompts, score it, and write examples to `out`.
 

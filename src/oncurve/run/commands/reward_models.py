@@ -7,7 +7,6 @@ checkpoints/  what a resume needs      model/          the reward model in Huggi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,9 @@ from oncurve.models.classifiers import PLURALS, with_adapter
 from oncurve.reward_models import (
     REWARD_EXAMPLE_KINDS,
     REWARD_MODEL_KINDS,
-    Example,
     OutcomeModel,
     Preferences,
     RewardExamples,
-    RewardLearner,
     RewardModelSettings,
     RewardTraining,
     updates_of,
@@ -91,10 +88,8 @@ def load_reward_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> tup
     config, folder, _ = load(REWARD_MODEL, recipe, overrides)
     if config.data.teaches != config.reward_model.head:
         kind = kind_of(config.data, REWARD_EXAMPLE_KINDS)
-        raise ConfigError(
-            f'reward_model.kind: data.kind = "{kind}" teaches a model of kind = "{config.data.teaches}"; set the one '
-            "or the other"
-        )
+        taught = f'data.kind = "{kind}" teaches a model of kind = "{config.data.teaches}"'
+        raise ConfigError(f"reward_model.kind: {taught}; set the one or the other")
     if not config.reward_model.path:
         raise ConfigError("reward_model.path: missing; name a language model's or a reward model's folder, or a hub id")
     if not config.data.path:
@@ -103,26 +98,8 @@ def load_reward_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> tup
     return config, folder
 
 
-@dataclass
-class _Prepared:
-    """A training that is ready to begin, and its held-out examples."""
-
-    config: RewardModelRecipe
-    training: RewardTraining
-    learner: RewardLearner
-    train: list[Example]
-    held_out: list[Example]
-    plan: list[str]
-
-    def evaluate(self) -> dict[str, float]:
-        """Held-out metrics by declared key."""
-        if not self.held_out:
-            return {}
-        return {f"reward_model/heldout_{key}": value for key, value in self.learner.measure(self.held_out).items()}
-
-
-def _prepare(config: RewardModelRecipe, base: Path, folder: Path) -> _Prepared:
-    """Cheap checks first: the data, then the network."""
+def _prepare(config: RewardModelRecipe, base: Path, folder: Path) -> tuple[RewardTraining, list[str]]:
+    """Return a training that is ready to begin, and its plan. Cheap checks first: the data, then the network."""
     prepare_process(config.run.threads)
     train, held_out = config.data.read(base)
     if not train:
@@ -132,11 +109,14 @@ def _prepare(config: RewardModelRecipe, base: Path, folder: Path) -> _Prepared:
     learner = settings.build(classifier)
     kept, kept_out = learner.fitting(train), learner.fitting(held_out)
     if not kept:
-        raise DataError(
-            f"none of {len(train)} examples fits: {classifier.name} reads {classifier.max_length} tokens; "
-            "take a model that reads more"
-        )
+        reads = f"{classifier.name} reads {classifier.max_length} tokens; take a model that reads more"
+        raise DataError(f"none of {len(train)} examples fits: {reads}")
     learner.total_updates = updates_of(len(kept), settings.batch_size, settings.epochs)
+
+    def held_out_metrics() -> dict[str, float]:
+        measured = learner.measure(kept_out) if kept_out else {}
+        return {f"reward_model/heldout_{key}": value for key, value in measured.items()}
+
     training = RewardTraining(
         learner,
         kept,
@@ -145,12 +125,13 @@ def _prepare(config: RewardModelRecipe, base: Path, folder: Path) -> _Prepared:
         every=config.eval.every,
         keep_every=config.checkpoint.every,
         keep=config.checkpoint.keep,
+        evaluate=held_out_metrics,
         environment=describe_environment(module_device(classifier.module).type),
     )
     lost = len(train) + len(held_out) - len(kept) - len(kept_out)
     parameters = sum(parameter.numel() for parameter in classifier.module.parameters())
     adapted = "" if classifier.adapter is None else f", {learner.optimizer.trained_count:,} of them trained (LoRA)"
-    plan = [
+    return training, [
         f"reward model  {classifier.name}, {parameters:,} parameters{adapted}, of {PLURALS[settings.head]}, in "
         f"{settings.dtype}",
         f"data          {len(kept):,} {settings.examples} to learn from, {len(kept_out):,} held out"
@@ -158,9 +139,6 @@ def _prepare(config: RewardModelRecipe, base: Path, folder: Path) -> _Prepared:
         f"training      {settings.epochs} × {len(kept):,} examples, {settings.batch_size} per update: updates "
         f"{training.updates:,}, learning rate {settings.learning_rate:g}",
     ]
-    prepared = _Prepared(config, training, learner, kept, kept_out, plan)
-    training.evaluate = prepared.evaluate
-    return prepared
 
 
 def train_reward_model(config: RewardModelRecipe, base: Path, out: Path | None) -> str | None:
@@ -170,13 +148,13 @@ def train_reward_model(config: RewardModelRecipe, base: Path, out: Path | None) 
     """
     out = out or free_directory(config.run.name or "reward-model")
     RunDirectory.check_free(out)
-    prepared = _prepare(config, base, out)
-    with RunDirectory.create(out, prepared.training.environment) as directory:
+    training, plan = _prepare(config, base, out)
+    with RunDirectory.create(out, training.environment) as directory:
         with directory.beginning():
             content = to_toml(config, REWARD_MODEL)
-            prepared.training.identity = directory.keep_identity(identify(config, REWARD_MODEL, base), content)
+            training.identity = directory.keep_identity(identify(config, REWARD_MODEL, base), content)
             directory.keep_config(content)
-        return _finish(prepared, Screen())
+        return _finish(training, plan, Screen())
 
 
 def resume_reward_model(directory: Path, changed: bool = False) -> str | None:
@@ -192,8 +170,7 @@ def resume_reward_model(directory: Path, changed: bool = False) -> str | None:
         taken_up = take_up(held, identify(config, REWARD_MODEL, base), changed, (), defaults_of(config, REWARD_MODEL))
         held.sign(taken_up.identity)
         say(console, *taken_up.lines)
-        prepared = _prepare(config, base, directory)
-        training = prepared.training
+        training, plan = _prepare(config, base, directory)
         training.identity = taken_up.identity
         try:
             lines = training.restore()
@@ -207,12 +184,11 @@ def resume_reward_model(directory: Path, changed: bool = False) -> str | None:
         if changes:
             lines.append("not exact: the training goes on, but not to the same bits, because " + "; ".join(changes))
         say(console, *lines, f"{directory}: {training.done} of {training.updates} updates are done")
-        return _finish(prepared, console)
+        return _finish(training, plan, console)
 
 
-def _finish(prepared: _Prepared, console: Console) -> str | None:
-    training, folder = prepared.training, prepared.training.folder
-    say(console, *prepared.plan, "")
+def _finish(training: RewardTraining, plan: Sequence[str], console: Console) -> str | None:
+    say(console, *plan, "")
     shown = max(1, training.updates // 20)
 
     def tell(done: int, line: dict[str, float]) -> None:
@@ -232,8 +208,8 @@ def _finish(prepared: _Prepared, console: Console) -> str | None:
     if stopped is not None:
         say(console, "", _stopped_at(training, stopped))
         return stopped
-    prepared.learner.export(folder / "model")
-    say(console, "", _product(folder))
+    training.learner.export(training.folder / "model")
+    say(console, "", _product(training.folder))
     return None
 
 

@@ -9,28 +9,7 @@ from typing import Any
 
 from oncurve.base.errors import refuse
 from oncurve.config import RUN, RunConfig, to_tables
-from oncurve.run.directory.identity import flat, shown_value, storable
-
-CHANGEABLE = ("model.attention", "model.device", "model.trust_remote_code", "data.prompts_per_step")
-"""Settings that may change although a pattern of `FIXED` has them."""
-
-OTHER_WEIGHTS = "the checkpoints hold the weights of the present one; export them and begin a new run with it"
-FIXED = {
-    "run.seed": "every random number of the run follows from it; begin a new run",
-    "model.*": OTHER_WEIGHTS,
-    "lora.*": OTHER_WEIGHTS,
-    "data.*": "the run counts its position in the rows that it began with; export its model and begin a new run on "
-    "other data",
-    "sft.*": "the warm start has begun with the present demonstrations; begin a new run",
-    "learner.kind": "the checkpoints hold this learner's state",
-    "learner.masters": "the checkpoints hold the optimizer's state in this form",
-    "learner.moments": "the checkpoints hold the optimizer's state in this form",
-    "critic.kind": "the checkpoints hold the present critic, or none",
-    "reward_model.*": "the checkpoints hold the present reward model, or none",
-    "iterative.*": "the checkpoints hold the position in the present iterations",
-    "filter.dynamic_sampling": "the checkpoints may hold groups that wait for the next step",
-}
-"""Settings that cannot change within a run, by pattern, each with the reason."""
+from oncurve.run.directory.identity import RESUME, defaults_of, flat, shown_value
 
 
 @dataclass(frozen=True)
@@ -56,23 +35,14 @@ def worth_saying(changes: Sequence[Change], now: RunConfig) -> tuple[Change, ...
     """Return the `changes` to `now` without those that follow from another `kind` alone: keys that it does not have,
     and keys that only it has, at their defaults.
     """
+    defaults = defaults_of(now, RUN)
     places = [change.key.rpartition(".")[0] for change in changes if change.key.endswith(".kind")]
     return tuple(
         change
         for change in changes
         if change.key.rpartition(".")[0] not in places
-        or (change.now is not None and (change.was is not None or change.now != _default(now, change.key)))
+        or (change.now is not None and (change.was is not None or change.now != defaults.get(change.key)))
     )
-
-
-def _default(config: RunConfig, key: str) -> Any:
-    """Return the default of a key, as `flat` has it."""
-    *path, name = key.split(".")
-    place: Any = config
-    for part in path:
-        place = place[int(part)] if part.isdecimal() else getattr(place, part)
-    field = type(place).model_fields.get(name)
-    return None if field is None else storable(field.get_default(call_default_factory=True))
 
 
 def check_changes(before: RunConfig, now: RunConfig, changes: Sequence[Change], done: int) -> None:
@@ -108,6 +78,6 @@ def resolved_as(before: RunConfig, now: RunConfig, rows_kept: bool) -> RunConfig
 
 def _reason(key: str) -> str | None:
     """Return why a setting cannot change, or None if it can."""
-    if key in CHANGEABLE:
+    if key in RESUME["changeable"]:
         return None
-    return next((reason for pattern, reason in FIXED.items() if fnmatchcase(key, pattern)), None)
+    return next((reason for pattern, reason in RESUME["fixed"].items() if fnmatchcase(key, pattern)), None)

@@ -37,41 +37,19 @@ from oncurve.base.errors import LostFileError, RunDirectoryError, command
 from oncurve.base.paths import usable_path
 from oncurve.config import SIGNATURES, signatures
 
-EXACT_KEYS = (
-    "torch",
-    "transformers",
-    "threads",
-    "instruction_set",
-    "machine",
-    "device",
-    "processor",
-    "driver",
-    "cuda",
-    "triton",
-    "library_settings",
-    "sample_results",
-)
+FOR_THE_READER = {"oncurve", "python", "platform", "cores", "memory_bytes", "device_memory_bytes"}
+"""What `environment.json` has that decides no bit of a run."""
+
 LOCK, CONFIG, ENVIRONMENT, IDENTITY, ROWS = ".lock", "config.toml", "environment.json", "run.json", "data.jsonl"
 SFT, SFT_ROWS = "sft", "sft_data.jsonl"
 REPLIES, EVAL_REPLIES = "replies", "eval_replies"
 MARK = b"oncurve run\n"
 BEGINNING = (ENVIRONMENT, IDENTITY, ROWS, f"eval_{ROWS}", SFT_ROWS, f"eval_{SFT_ROWS}")
-FILES = (CONFIG, *BEGINNING, "metrics.jsonl", "replay.jsonl", "report.html", "evaluation.json")
+FILES = (CONFIG, *BEGINNING, "metrics.jsonl", "replay.jsonl", "report.html")
 HISTORY, PRODUCTS = "history", ("model", "reward_model")
-FOLDERS = (
-    "checkpoints",
-    "checkpoints/frozen",
-    "rollouts",
-    "evaluations",
-    "incidents",
-    HISTORY,
-    REPLIES,
-    EVAL_REPLIES,
-    "model/adapter",
-    *PRODUCTS,
-    SFT,
-    "tensorboard",  # wandb/ is not among them: wandb makes links in it, and oncurve only reads there
-)
+SWEPT = ("checkpoints", "checkpoints/frozen", "rollouts", "evaluations", "incidents")
+FOLDERS = (*SWEPT, HISTORY, REPLIES, EVAL_REPLIES, "model/adapter", *PRODUCTS, SFT, "tensorboard")
+"""Folders that a run writes into, but wandb/: wandb makes links in it, and oncurve only reads there."""
 
 
 class RunDirectory(Closing):
@@ -157,9 +135,7 @@ class RunDirectory(Closing):
         if not existing.is_dir():
             raise RunDirectoryError(f"{existing} is a file. Choose another --out.")
         if not os.access(existing, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-            raise RunDirectoryError(
-                f"{existing} cannot be written to. Choose another --out, or change its permissions."
-            )
+            raise RunDirectoryError(f"{existing} cannot be written to: change its permissions or choose another --out.")
         if path.is_dir() and any(path.iterdir()) and not _is_beginning(path):
             fix = (
                 f"Go on with it ({go_on or command('resume', path)}), or choose another {'out' if go_on else '--out'}."
@@ -179,11 +155,10 @@ class RunDirectory(Closing):
         try:
             wrong = durable.foreign(path, FILES, FOLDERS)
             if wrong:
-                raise RunDirectoryError(
-                    "\n".join(wrong) + f"\nA run writes and removes only its own files: put the real files and "
-                    f"folders into {path}, or let {path} itself be the link. Nothing was changed."
-                )
-            for folder in (path.resolve(), *(path / name for name in FOLDERS[:5])):
+                fix = f"put the real files and folders into {path}, or let {path} itself be the link"
+                lines = (*wrong, f"A run writes and removes only its own files: {fix}. Nothing was changed.")
+                raise RunDirectoryError("\n".join(lines))
+            for folder in (path.resolve(), *(path / name for name in SWEPT)):
                 durable.sweep(folder)
             written = _object(path / IDENTITY) or {}
             if "after" in written and (known := run.identity()) is not None:  # a change is complete, or was never made
@@ -202,10 +177,8 @@ class RunDirectory(Closing):
             raise RunDirectoryError(f"{path} is not a folder. Name the --out of an earlier `oncurve train`.")
         if not (path / CONFIG).is_file():
             if _is_beginning(path):
-                raise RunDirectoryError(
-                    f"{path} holds a run that was killed before its first step; there is nothing to resume. "
-                    f"Start it again with the same command: `oncurve train` takes --out {path}."
-                )
+                again = f"Start it again with the same command: `oncurve train` takes --out {path}."
+                raise RunDirectoryError(f"{path} holds a run that was killed before its first step. {again}")
             raise RunDirectoryError(f"{path} has no config.toml, so it is not a run of `oncurve train`.")
 
     def is_finished(self, steps: int, patience: int = 0) -> bool:
@@ -345,14 +318,12 @@ def _locked(path: Path) -> int:
 
 def describe_environment(device: str) -> dict[str, Any]:
     """Software and machine: the conditions for bit equality of a resumed run, and others for the reader."""
+    import psutil
     import torch
     import transformers
 
     from oncurve.machine.fingerprint import digest_of_sample_results, gpu_versions, library_settings, processor
 
-    memory = None
-    with contextlib.suppress(OSError, ValueError):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "oncurve": version("oncurve"),
         "torch": torch.__version__,
@@ -368,7 +339,7 @@ def describe_environment(device: str) -> dict[str, Any]:
         "library_settings": library_settings(),
         "sample_results": digest_of_sample_results() if device == "cpu" else None,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": memory,
+        "memory_bytes": psutil.virtual_memory().total,
         **({"device_memory_bytes": torch.cuda.mem_get_info()[1]} if device == "cuda" else {}),
     }
 
@@ -379,7 +350,7 @@ def environment_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     Keys that an earlier version did not record are skipped.
     """
     return [
-        f"{key} was {before[key]!r} and is {now.get(key)!r}"
-        for key in EXACT_KEYS
-        if key in before and before[key] != now.get(key)
+        f"{key} was {before[key]!r} and is {now[key]!r}"
+        for key in now
+        if key not in FOR_THE_READER and key in before and before[key] != now[key]
     ]

@@ -1,9 +1,9 @@
 """The inputs that determine a run's numbers, so that a resume detects a change: settings, their files, and an id.
 
-Covered: every setting except those of `FREE`; data, of the hub too, and other files by size and sha256; the small files
-of a model's folder likewise, its weights by their size (trained weights come from the checkpoint). Source code has a
-sha256 too; a change in it is reported and not refused, because the user must fix a reward that ended a run before
-resuming it.
+Covered: every setting but those that are `free` in `resume.toml`; data, of the hub too, and other files by size and
+sha256; the small files of a model's folder likewise, its weights by their size (trained weights come from the
+checkpoint). Source code has a sha256 too; a change in it is reported and not refused, because the user must fix a
+reward that ended a run before resuming it.
 Not covered: imports of a module, the content of a model's hub id, functions that were given as objects.
 """
 
@@ -15,12 +15,12 @@ import os
 import re
 import secrets
 import sys
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from oncurve import durable
@@ -30,44 +30,8 @@ from oncurve.config import CODE_PATH, FILE_KEYS, IN_MEMORY, MODULE_PATH, Schema,
 from oncurve.run.directory.folder import RunDirectory, is_identity
 from oncurve.trainer import FORMAT
 
-FREE = (
-    "run.steps",
-    "run.epochs",
-    "run.name",
-    "run.threads",
-    "run.grace_seconds",
-    "run.max_minutes",
-    "checkpoint.*",
-    "rollouts.*",
-    "tracking.*",
-    "eval.every",
-    "eval.at_start",
-    "eval.patience",
-    "eval.limit",
-    "eval.n",
-    "eval.temperature",
-    "model.trust_remote_code",
-    "cluster.rollout_workers",
-    "cluster.rollout_gpus",
-    "cluster.address",
-    "cluster.learner_ranks",
-    "cluster.silence_seconds",
-    "cluster.wait_seconds",
-    "rewards.*.processes",
-    "rewards.*.timeout_seconds",
-    "rewards.*.memory_limit_bytes",
-    "rewards.*.env_pass",
-    "rewards.*.api_key_env",
-    "rewards.*.concurrency",
-    "rewards.*.retries",
-    "rewards.*.max_requests",
-    "rewards.*.max_total_tokens",
-)
-"""Settings that may change between a stop and a resume: how long, how often, how fast. `run.threads` is compared with
-the environment, like other properties of a machine."""
-
-SAME_NUMBERS: dict[str, tuple[Any, ...]] = {"cluster.kind": ("host", "ray")}
-"""Values of a setting that give the same numbers, so that one may become another."""
+RESUME: dict[str, Any] = tomllib.loads((Path(__file__).parents[1] / "resume.toml").read_text(encoding="utf-8"))
+"""Which settings decide a run's numbers, and which may change within it."""
 
 SMALL_BYTES = 16 << 20
 MODEL_FILES = re.compile(r".*\.(json|safetensors|model|txt|jinja|py)")
@@ -103,7 +67,7 @@ def identify(config: Component, schema: Schema[Any], base: Path, counts: Collect
     one which is not there is known to be younger than the run.
 
     base     where a relative path in a file key starts
-    counts   keys of `FREE` that decide this run's numbers all the same
+    counts   free keys that decide this run's numbers all the same
 
     Raises DataError: a file is there and cannot be read.
     """
@@ -113,7 +77,7 @@ def identify(config: Component, schema: Schema[Any], base: Path, counts: Collect
     for key, value in flat(to_tables(config, schema, nones=True)):
         if key in known:
             continue
-        if key not in counts and any(fnmatchcase(key, pattern) for pattern in FREE):
+        if key not in counts and any(fnmatchcase(key, pattern) for pattern in RESUME["free"]):
             continue
         found = _file_of(key, value, base)
         if found is not None:
@@ -143,10 +107,7 @@ def defaults_of(config: Component, schema: Schema[Any]) -> dict[str, Any]:
 
 
 def compare(
-    before: Mapping[str, Any],
-    now: Mapping[str, Any],
-    wanted: Collection[str] = (),
-    defaults: Mapping[str, Any] = MappingProxyType({}),
+    before: Mapping[str, Any], now: Mapping[str, Any], wanted: Collection[str], defaults: Mapping[str, Any]
 ) -> Differences:
     """Return the differences, one line each: `key: was, is`, `file: was, is`. The id is not compared.
 
@@ -190,16 +151,12 @@ def _with_younger(was: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapp
 
 
 def _same_numbers(key: str, was: Any, now: Any) -> bool:
-    values = SAME_NUMBERS.get(key, ())
+    values = RESUME["same_numbers"].get(key, ())
     return was in values and now in values
 
 
 def take_up(
-    held: RunDirectory,
-    now: dict[str, Any],
-    changed: bool,
-    wanted: Collection[str] = (),
-    defaults: Mapping[str, Any] = MappingProxyType({}),
+    held: RunDirectory, now: dict[str, Any], changed: bool, wanted: Collection[str], defaults: Mapping[str, Any]
 ) -> TakenUp:
     """Return how the run in `held` continues as `now`; `run.json` is updated if necessary.
 
@@ -212,10 +169,8 @@ def take_up(
     records = _records(held.checkpoints)
     record = next(iter(records.values()), None)
     if record is not None and record.get("format") != FORMAT:
-        raise CheckpointError(
-            f"the checkpoints in {held.path} have format {record.get('format')}, and this oncurve reads format "
-            f"{FORMAT} alone: resume the run with the version that wrote it"
-        )
+        reads = f"this oncurve reads format {FORMAT} alone: resume the run with the version that wrote it"
+        raise CheckpointError(f"the checkpoints in {held.path} have format {record.get('format')}, and {reads}")
     before = held.identity()
     notes = []
     if before is None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from oncurve import durable
-from oncurve.base.errors import CheckpointError, RunDirectoryError
+from oncurve.base.errors import RunDirectoryError
 from oncurve.base.paths import usable_path
-from oncurve.report import table
+from oncurve.report import read_run, table
 from oncurve.run.directory.folder import CONFIG, ENVIRONMENT, IDENTITY, LOCK
 
 State = Literal["running", "finished", "stopped", "damaged"]
@@ -88,33 +87,25 @@ def find_runs(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
 
 
 def _listed(path: Path) -> ListedRun:
-    metrics = path / "metrics.jsonl"
-    age = time.time() - (metrics if metrics.is_file() else path / CONFIG).stat().st_mtime
+    metrics, config = path / "metrics.jsonl", path / CONFIG
+    age = time.time() - (metrics if metrics.is_file() else config).stat().st_mtime
     running = durable.is_held(path / LOCK)
-    try:
-        config = tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+    record = read_run(path)
+    if record.config is None:
         return ListedRun(path, "running" if running else "damaged", age_seconds=age)
-    lines: list[dict[str, Any]] = []
-    with suppress(CheckpointError):
-        lines = durable.read_log(metrics, damaged=True)
+    lines = record.metrics
     step = int(lines[-1].get("step", 0)) if lines else 0
-    steps = _of(config, "run").get("steps")
+    steps = record.setting("run", "steps")
     finished = (path / "model" / durable.MANIFEST).is_file() and not running
     state: State = "running" if running else "finished" if finished else "stopped"
-    named = _of(config, "checkpoint").get("best")
+    named = record.setting("checkpoint", "best")
     metric = next((key for key in (named, *MEASURED) if any(key in line for line in lines)), None)
-    best = max((line for line in lines if metric in line), key=lambda line: float(line[str(metric)]), default=None)
+    best = max((line for line in lines if metric in line), key=lambda line: line[str(metric)], default=None)
     if best is None:
         return ListedRun(path, state, step, steps, age_seconds=age)
     at = int(best.get("step", 0))
     kept = at in dict(durable.numbered(path / "checkpoints")) if at else None
     return ListedRun(path, state, step, steps, metric, float(best[str(metric)]), at, age, kept)
-
-
-def _of(config: Mapping[str, Any], section: str) -> Mapping[str, Any]:
-    table = config.get(section)
-    return table if isinstance(table, Mapping) else {}
 
 
 def _ago(seconds: float) -> str:

@@ -6,11 +6,6 @@ import { compareHref, get, href, isCopy, link, useAnswer, useMetrics, useStamp }
 
 const RUNS_MS = 3000;
 
-const Accuracy = ({ value }) =>
-  value === null || value === undefined
-    ? html`<span class="dim">–</span>`
-    : html`${percent(value[0])}${value.length === 3 && html` <span class="dim">${percent(value[1])} to ${percent(value[2])}</span>`}`;
-
 export const State = ({ state }) => html`<span class=${`state ${state}`}>${state}</span>`;
 
 // The doctor's worst finding of each run, asked for one after the other: each takes seconds.
@@ -64,7 +59,7 @@ export function Runs() {
           onChange=${() => toggle(row.run)} /></td>`}
         <th scope="row"><a href=${href(row.run)} data-row>${visible(row.run)}</a></th><td><${State} state=${row.state} /></td>
         <td class="number">${row.step}${row.steps ? html`<span class="dim"> of ${row.steps}</span>` : ""}</td>
-        <td class="number">${short(row.reward)}</td><td class="number"><${Accuracy} value=${row.accuracy} /></td>
+        <td class="number">${short(row.reward)}</td><td class="number">${row.accuracy === null ? html`<span class="dim">–</span>` : percent(row.accuracy)}</td>
         <td><a class="plain" href=${href(row.run, "doctor")}><${Worst} found=${worst[row.run]} /></a></td>
         <td class="number dim">${row.written ? `${ago(Date.now() / 1000 - row.written)} ago` : "–"}</td></tr>`)}</tbody></table></div>`}`;
 }
@@ -87,9 +82,7 @@ function Tiles({ about, lines }) {
     <${Tile} label="step" value=${about.steps ? `${about.step} of ${about.steps}` : about.step} note=${about.state} />
     ${tiles.filter(([, key]) => of(key).length).map(([label, key, said]) => {
       const values = of(key);
-      const interval = key === "eval/accuracy" && about.accuracy?.length === 3 ? about.accuracy : null;
-      const note = interval ? `95 % interval ${percent(interval[1])} to ${percent(interval[2])}` : "first → last";
-      return html`<${Tile} key=${key} label=${label} value=${`${said(values[0])} → ${said(values.at(-1))}`} note=${note} />`;
+      return html`<${Tile} key=${key} label=${label} value=${`${said(values[0])} → ${said(values.at(-1))}`} note="first → last" />`;
     })}</div>`;
 }
 
