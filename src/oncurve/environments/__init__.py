@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oncurve.environments.dialogue import Dialogue as Dialogue
     from oncurve.environments.engine import EpisodeEngine as EpisodeEngine
     from oncurve.environments.episode import Episode as Episode, Reply as Reply, ToolCall as ToolCall
-    from oncurve.environments.host import Host as Host
+    from oncurve.environments.host import Host as Host, asked as asked
     from oncurve.environments.kinds import ENVIRONMENT_KINDS as ENVIRONMENT_KINDS
     from oncurve.environments.programs import Programs as Programs
     from oncurve.environments.settings import (

@@ -13,6 +13,7 @@ from typing import Any
 
 from oncurve.base.errors import ModelError
 from oncurve.environments.dialogue import kept
+from oncurve.environments.host import asked
 from oncurve.environments.turns import Row, TurnsEngine, unwritten
 from oncurve.processes.pool import Reply
 from oncurve.randomness import episode_seed
@@ -35,7 +36,7 @@ class EpisodeEngine(TurnsEngine):
                 tools, sample = self.host.tools_of(prompt.columns), self._firsts[index] + number
                 row = Row(index * size + number, prompt, prompt, sample, tools, most, most)
                 self._rows[index].append(row)
-                self._ask(row, {"act": "start", "row": dict(prompt.columns), "prompt": prompt.asked})
+                self._ask(row, {"act": "start", "row": dict(prompt.columns), "prompt": asked(prompt)})
 
     def _hear(self, waves: Sequence[range]) -> range:
         """Take in what environments have said, until all of one wave have replied; return that wave."""
@@ -131,7 +132,7 @@ class EpisodeEngine(TurnsEngine):
         for message, call in zip(said, row.written[-1].get("tool_calls", ()), strict=False):
             message["tool_call_id"] = call["id"]
         row.ended = "turns" if row.turn >= self.settings.max_turns else self._context(row, said, ended)
-        if row.ended == "budget" and said:  # for those who look at it
+        if row.ended == "budget" and said:  # so that it can be looked at
             row.add(said[0]["role"], unwritten("\n".join(str(each["content"]) for each in said)[:_SHOWN], ()))
         if row.ended is not None:
             self._ask(row, {"act": "end"})

@@ -14,6 +14,7 @@ from oncurve.environments.settings import EnvironmentSettings
 from oncurve.environments.tools import BY_COLUMN
 from oncurve.processes.pool import Job, Reply, WorkerPool
 from oncurve.rewards import Accepts, InProcess
+from oncurve.types import Prompt
 
 
 class _Here:
@@ -27,6 +28,11 @@ class _Here:
     def ready(self) -> bool:
         """Return whether `replies` would not wait."""
         return self._done()
+
+
+def asked(prompt: Prompt) -> str | list[dict[str, Any]]:
+    """Return what an environment is given as its prompt: the messages of a chat, or the text."""
+    return [dict(each) for each in prompt.messages] if prompt.messages else prompt.text
 
 
 Pending = Job | _Here

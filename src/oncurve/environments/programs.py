@@ -24,7 +24,7 @@ from typing import Any
 
 from oncurve.base.errors import ModelError
 from oncurve.environments.endpoint import OVER, Call, EndpointServer, Line, RefusedError, answered
-from oncurve.environments.host import Pending
+from oncurve.environments.host import Pending, asked
 from oncurve.environments.settings import Endpoint
 from oncurve.environments.turns import LONGEST_TOKEN, Row, TurnsEngine
 from oncurve.randomness import episode_seed
@@ -131,7 +131,7 @@ class Programs(TurnsEngine):
             program.slot, program.since, prompt = slot, time.monotonic(), program.blank.prompt
             seed = episode_seed(self.seed, self._draw, prompt.id, 0, 0)  # all samples of a group begin alike
             line = {"address": program.line.server.address, "key": program.line.key}
-            item = {**line, "row": dict(prompt.columns), "prompt": prompt.asked, "seed": seed}
+            item = {**line, "row": dict(prompt.columns), "prompt": asked(prompt), "seed": seed}
             program.pending = self.host.begin(slot, item, program.line.events)
         return [program for program in programs if program.pending is not None and not program.waits]
 

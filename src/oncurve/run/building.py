@@ -11,7 +11,7 @@ from oncurve.base.errors import ConfigError, DataError
 from oncurve.components import lacking
 from oncurve.config import RunConfig
 from oncurve.data import Prompts, Rows, filled_prompt, prompt_columns
-from oncurve.environments import Dialogue, EpisodeEngine, Host, rehearsed
+from oncurve.environments import Dialogue, EpisodeEngine, Host, asked, rehearsed
 from oncurve.learner import Learner, check_learner
 from oncurve.models import LoadedModel
 from oncurve.models.loading import has_template
@@ -87,8 +87,8 @@ def first_episode(config: RunConfig, host: Host, rows: Rows, tokenizer: Any, roo
             fix = "let it say less, or lower rollout.max_new_tokens"
             raise DataError(f"{place}: with what the environment says it has {tokens} tokens, and {room} fit; {fix}")
 
-    asked = filled_prompt(row, config.data) if prompt is None else prompt.asked
-    return rehearsed(host, prompt_columns(row, config.data), asked, check)
+    given = filled_prompt(row, config.data) if prompt is None else asked(prompt)
+    return rehearsed(host, prompt_columns(row, config.data), given, check)
 
 
 def _check_rewards_and_rows(config: RunConfig, host: Host, rows: Rows) -> None:
