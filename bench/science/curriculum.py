@@ -1,69 +1,59 @@
-"""Steps to 80 % with `data.curriculum = "pass_rate"`, and in uniform order, on two tasks.
+"""Steps to 80 % with `data.curriculum = "pass_rate"`, and in uniform order, on a task of mixed difficulty.
 
-The problems of "two or three numbers" are as they come. Those of "sorted" are picked by what the policy gets right
-before GRPO: most of them always, some now and then, the others never.
-
-Two orders are none of the package's. `last group`: pass rates are of a prompt's newest group alone. `best`: of "sorted"
-the problems that are right now and then are drawn, and no others, though all are evaluated.
+Its problems are picked by what the policy gets right before GRPO: most of them always, some now and then, the others
+never. The order `best` is none of the package's: it draws the problems that are right now and then, and no others,
+though all are evaluated.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
-from unittest.mock import patch
 
 from bench.science.runs import Experiment, problems, right, said, train, warm_start
-from oncurve.data import Counts, counted
-from oncurve.trainer.groups import collecting
-from oncurve.types import Group, Score
 
 __all__ = ["EXPERIMENT", "reached"]
 
-TASKS = ("sorted, an update per group", "sorted", "two or three numbers")
-ORDERS = dict.fromkeys(TASKS, ("none", "pass_rate", "last group")) | {TASKS[0]: ("none", "pass_rate", "best")}
+UPDATES = {
+    "one per group": (250, 1e-5, {"learner.minibatches": 8, "learner.skip_empty_updates": True}),
+    "one per step": (250, 2e-5, {"learner.skip_empty_updates": True}),
+}
+"""Steps, learning rate and settings of each way to update."""
+ORDERS = ("none", "pass_rate", "best")
 TARGET = 0.8
-SAMPLES = 32
-PARTS = ((44, 0.9, 1.0, 1), (24, 0.1, 0.5, 0), (12, 0.0, 0.0, 0))
-"""Of "sorted": so many problems that are right in this share of the samples, and greedily right (1) or wrong (0)."""
+SAMPLES = 64
+PARTS = ((56, 1.0, 1.0, 1), (14, 0.1, 0.5, 0), (10, 0.0, 0.0, 0))
+"""So many problems that are right in this share of the samples, and greedily right (1) or wrong (0)."""
 
 
 def _jobs(seeds: int) -> list[dict[str, Any]]:
     return [
-        {"task": task, "order": order, "seed": seed}
-        for task in TASKS
-        for order in ORDERS[task]
+        {"updates": updates, "order": order, "seed": seed}
+        for updates in UPDATES
+        for order in ORDERS
         for seed in range(seeds)
     ]
 
 
 def _one(job: dict[str, Any]) -> dict[str, Any]:
-    order = {"last group": "pass_rate", "best": "none"}.get(job["order"], job["order"])
-    steps, settings = 100, dict[str, Any]({"data.curriculum": order, "eval.every": 5})
-    if job["task"] == "two or three numbers":
-        model = warm_start(600, (2, 2, 2, 2, 2, 2, 3))
-        rows, prompts, rate = problems(0, 160, (2, 3, 2, 3, 2)), 16, 5e-4
-        settings["eval.every"] = 10
-    else:
-        model = warm_start(2400, (2, 2, 2, 3))
-        rows, prompts, rate = _sorted(model), 8, 1e-4
-    if job["task"] == TASKS[0]:
-        steps, rate = 200, 2e-5
-        settings |= {"learner.minibatches": prompts, "learner.skip_empty_updates": True}
+    model = warm_start(9600, (2, 2, 2, 3))
+    rows, (steps, rate, settings) = _sorted(model), UPDATES[job["updates"]]
+    order = "pass_rate" if job["order"] == "pass_rate" else "none"
+    settings = {**settings, "data.curriculum": order, "eval.every": 5}
     if job["order"] == "best":
         settings["data.eval_rows"] = [{key: row[key] for key in ("prompt", "numbers", "target")} for row in rows]
         steps, rows = 100, rows[PARTS[0][0] :][: PARTS[1][0]]
-    changed = {"steps": steps, "prompts_per_step": prompts, "learning_rate": rate, "settings": settings}
-    with patch.object(collecting, "counted", _newest if job["order"] == "last group" else counted):
-        return train(model, rows, job["seed"], held_out=False, **changed)
+    changed = {"steps": steps, "learning_rate": rate, "prompts_per_step": 8, "group_size": 16, "settings": settings}
+    return train(model, rows, job["seed"], held_out=False, **changed)
 
 
+@cache
 def _sorted(model: str) -> list[dict[str, Any]]:
     """Return the problems of `PARTS`."""
-    rows = list({row["prompt"]: row for row in problems(0, 800, (2, 3))}.values())
+    rows = list({row["prompt"]: row for row in problems(0, 1600, (2, 3))}.values())
     found = list(zip(rows, _rates(model, rows, SAMPLES, 1.0), _rates(model, rows, 1, 0.0), strict=True))
     return [
         row
@@ -91,11 +81,6 @@ def _rates(model: str, rows: list[dict[str, Any]], samples: int, temperature: fl
     ]
 
 
-def _newest(counts: Counts, groups: Sequence[Group], right: Callable[[Score], bool | None]) -> Counts:
-    trained = {group.prompt.id for group in groups}
-    return counted({number: pair for number, pair in counts.items() if number not in trained}, groups, right)
-
-
 def reached(curve: list[list[float]], target: float) -> float:
     """Return the step at which the curve first is at the target, between evaluations by a line; infinite: never."""
     for (before, low), (step, high) in pairwise(curve):
@@ -106,11 +91,11 @@ def reached(curve: list[list[float]], target: float) -> float:
 
 def _page(runs: list[dict[str, Any]]) -> str:
     lines = [
-        "| task | order | steps to 80 % (each seed) | mean | over uniform order | constant groups | accuracy at 100 |",
-        "|---|---|---|--:|--:|--:|--:|",
+        "| updates | order | steps to 80 % (each seed) | mean | over uniform order | constant groups |",
+        "|---|---|---|--:|--:|--:|",
     ]
-    for task in TASKS:
-        by = {order: [run for run in runs if (run["task"], run["order"]) == (task, order)] for order in ORDERS[task]}
+    for updates in UPDATES:
+        by = {order: [run for run in runs if (run["updates"], run["order"]) == (updates, order)] for order in ORDERS}
         steps = {order: [reached(run["curve"], TARGET) for run in found] for order, found in by.items()}
         for order, found in by.items():
             if found:
@@ -119,8 +104,7 @@ def _page(runs: list[dict[str, Any]]) -> str:
                 never = math.isinf(sum(steps[order] + steps["none"]))
                 shown = "- | -" if never else f"{statistics.fmean(steps[order]):.0f} | {said(ratios)}"
                 constant = said([run["constant"] for run in found])
-                accuracy = said([dict(map(tuple, run["curve"]))[100] for run in found])
-                lines.append(f"| {task} | `{order}` | {listed} | {shown} | {constant} | {accuracy} |")
+                lines.append(f"| {updates} | `{order}` | {listed} | {shown} | {constant} |")
     return "\n".join(lines)
 
 

@@ -87,6 +87,11 @@ class Prompt:
     limit: int | None = None
     row_ids: tuple[int, ...] | None = None
 
+    @property
+    def asked(self) -> str | list[dict[str, Any]]:
+        """What an environment is given: the messages of a chat, or the text."""
+        return [dict(each) for each in self.messages] if self.messages else self.text
+
 
 @dataclass(frozen=True)
 class Turn:

@@ -61,6 +61,9 @@ def broken(base_url, api_key, row, how=None):
         return 1.0
     if how == "key":
         return post(base_url, "another", "/chat/completions", {"messages": []})[0]  # 401, and no call
+    if how == "unread":
+        nested = [{"role": "user", "content": [{"role": "user", "content": "go"}]}]
+        raise RuntimeError(post(base_url, api_key, "/chat/completions", {"messages": nested})[0])
     if how == "junk":
         for body in ("{", "[" * 100_000, "[]", {"messages": [{}]}, {"messages": [{"role": "user", "content": 3}]}):
             assert post(base_url, api_key, "/chat/completions", body)[0] == 400
@@ -159,6 +162,7 @@ def with_client(base_url, api_key, row):
         messages.append(choice.message)
         if choice.finish_reason != "tool_calls":
             break
+        assert choice.message.content == "I add."
         for made in choice.message.tool_calls:
             given = json.loads(made.function.arguments)
             messages.append({"role": "tool", "tool_call_id": made.id, "content": str(given["x"] + given["y"])})

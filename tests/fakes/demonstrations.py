@@ -7,6 +7,7 @@ from fakes.project import words_tokenizer
 from oncurve.data import Demonstrations, InMemory, Prompts, load_demonstrations, open_demonstrations
 
 TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
     "{% for turn in messages %}{% if turn.role == 'assistant' %}w51 {% generation %}{{ turn.content }} </s>"
     "{% endgeneration %} w52 {% else %}w50 {{ turn.content }} {% endif %}{% endfor %}"
     "{% if add_generation_prompt %}w51 {% endif %}"

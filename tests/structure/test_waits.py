@@ -27,10 +27,9 @@ WITHOUT_LIMIT = {
     ("environments/draws.py", "_drawing.get()"): "it is a variable",
     ("environments/engine.py", "self._heard.get()"): "it is called where there is one",
     ("environments/play.py", "later.result()"): PLAYS,
-    ("environments/play.py", "run(_waited(closed), Draws(0)).result()"): PLAYS,
     ("processes/pool/serve.py", "future.result()"): "it is called when the future is done",
     ("environments/programs.py", "program.line.events.get()"): "it is called where there is an event",
-    ("environments/endpoint.py", "line.events.get()"): "it is called where there is an event",
+    ("environments/endpoint.py", "self.events.get()"): "it is called where there is an event",
     ("environments/games/openenv.py", "self._socket.recv()"): PLAYS,
     (
         "environments/program.py",

@@ -9,6 +9,7 @@ from oncurve.data.curriculum import (
     shares as shares,
 )
 from oncurve.data.demonstrations import (
+    TOOLS as TOOLS,
     DemonstrationRows as DemonstrationRows,
     Demonstrations as Demonstrations,
     load_demonstrations as load_demonstrations,

@@ -4,6 +4,7 @@
     {"messages": [{"role": "user", ...}, {"role": "assistant", ...}, ...]}      every turn of the assistant is trained
     {"text": "..."}                                                             every token but the first is trained
 
+A column `tools` of a row in chats has JSON schemas, which the chat template shows as it shows an environment's tools.
 A prompt is made as every other prompt of a run, so the policy reads the same tokens in its rollouts. What follows is
 tokenised as the continuation of it, up to the end token with which a sampled completion ends, too.
 
@@ -12,9 +13,10 @@ Not covered: chat templates that render earlier turns differently once another f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +25,10 @@ from oncurve.data.columns import MISSING, value_at
 from oncurve.data.prompts import Prompts, check_row, check_vocabulary, is_token_ids
 from oncurve.data.settings import DataSettings, Rows
 from oncurve.data.sources import read_rows
-from oncurve.models.loading import chat_text, encode
+from oncurve.models.loading import chat_text, encode, render
 from oncurve.types import Completion, Prompt
 
-COMPLETION, MESSAGES, TEXT = "completion", "messages", "text"
+COMPLETION, MESSAGES, TEXT, TOOLS = "completion", "messages", "text", "tools"
 COMPLETIONS = (COMPLETION, "response", "extra_info.answer")
 """Where a completion is looked for, in this order."""
 
@@ -152,9 +154,14 @@ class Demonstrations:
 
     def _both(self, index: int) -> tuple[Prompt, Completion]:
         rows, prompt = self.prompts.rows, self.prompts[index]
-        place = rows.place(rows.numbers[index])
+        place, row = rows.place(rows.numbers[index]), rows.items[index]
+        tools = row.get(TOOLS) if prompt.messages else None
+        shown = {TOOLS: json.loads(tools) if isinstance(tools, str) else tools} if tools else {}
+        variables = {**self.prompts.settings.chat_template_kwargs, **shown}
         try:
-            ids, trained = self._tokens(prompt, rows.items[index][COMPLETION])
+            if shown:
+                prompt = replace(prompt, ids=render(self.prompts.tokenizer, prompt.messages or (), variables))
+            ids, trained = self._tokens(prompt, row[COMPLETION], variables)
         except (ModelError, DataError) as error:
             raise DataError(f"{place}: {error}") from error
         if self.train_on_prompts:
@@ -167,14 +174,14 @@ class Demonstrations:
         mask = None if all(trained) else tuple(trained)
         return prompt, Completion(tuple(ids), text, (), "given", 0, 0, mask)
 
-    def _tokens(self, prompt: Prompt, given: Any) -> tuple[list[int], list[bool]]:
+    def _tokens(self, prompt: Prompt, given: Any, variables: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
         """Return the tokens that follow the prompt, and which of them are trained."""
         if is_token_ids(given):
             return [int(token) for token in given], [True] * len(given)
         tokenizer = self.prompts.tokenizer
         if tokenizer is None:
             raise ModelError("a completion that is text needs a tokenizer; give one, or token ids")
-        pieces = iter(self._pieces(prompt, given))
+        pieces = iter(self._pieces(prompt, given, variables))
         before, ids, trained = next(pieces)[0], list(prompt.ids), [False] * len(prompt.ids)
         for text, learned in pieces:
             found = _following(tokenizer, before, text, ids, prompt.messages is None)
@@ -189,7 +196,7 @@ class Demonstrations:
             ids, trained = [*ids, own if own in self.eos_ids else self.eos_ids[0]], [*trained, True]
         return ids[len(prompt.ids) :], trained[len(prompt.ids) :]
 
-    def _pieces(self, prompt: Prompt, given: Any) -> Iterator[tuple[str, bool]]:
+    def _pieces(self, prompt: Prompt, given: Any, variables: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
         """Yield the texts of a row one after the other, and whether each is trained; the prompt's is the first."""
         if prompt.messages is None and isinstance(given, str):
             yield prompt.text, False
@@ -198,19 +205,16 @@ class Demonstrations:
         messages = list(prompt.messages or ())
         if not messages:
             raise ModelError("the completion is a list of messages, and the prompt is none; give both one form")
-        before = self._rendered(messages, opened=True)
+        rendered = partial(chat_text, self.prompts.tokenizer, variables=variables)
+        before = rendered(messages, opened=True)
         yield before, False
         for message in [{"role": "assistant", "content": given}] if isinstance(given, str) else given:
             learned = message["role"] == "assistant"
-            whole = self._rendered(messages, opened=True) if learned else before
+            whole = rendered(messages, opened=True) if learned else before
             yield _after(before, whole), False
             messages.append(message)
-            before = self._rendered(messages, opened=False)
+            before = rendered(messages, opened=False)
             yield _after(whole, before), learned
-
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], opened: bool) -> str:
-        settings = self.prompts.settings
-        return chat_text(self.prompts.tokenizer, messages, settings.chat_template_kwargs, opened)
 
 
 def _after(before: str, whole: str) -> str:

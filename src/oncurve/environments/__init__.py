@@ -1,13 +1,13 @@
 """Episodes: an environment replies to what the policy writes, and its replies are context that is not trained on.
 
 settings.py   `[environment]`: the settings, and the limits of the workers; kinds.py names them.
-engine.py     `EpisodeEngine`: a rollout engine for completions of several turns, over any other engine.
-rows.py       the rows of such completions as they grow, and the loop that decodes them.
+turns.py      `TurnsEngine`: a rollout engine for completions of several turns, over any other engine.
+engine.py     `EpisodeEngine`: an environment replies to each turn.
 dialogue.py   tokens of an environment's messages.
 host.py       the workers, as the run sees them.
 play.py       the callable of a worker. episode.py is its protocol, tools.py TRL's shape of it, games/ those of others.
 draws.py      its random numbers, and the loop of its coroutines.
-programs.py   episodes that are programs, which call the policy at endpoint.py. program.py runs them in a worker.
+programs.py   `Programs`: programs call the policy at endpoint.py. program.py runs them in a worker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         Tools as Tools,
         environment_meant as environment_meant,
     )
-    from oncurve.environments.tools import Toolbox as Toolbox, ToolsEpisode as ToolsEpisode
+    from oncurve.environments.tools import ToolsEpisode as ToolsEpisode
     from oncurve.environments.trial import rehearsed as rehearsed
 
-__getattr__, _ = lazily(__name__)  # a worker imports its own side alone
+__getattr__, _ = lazily(__name__)  # a worker imports its own side, without torch

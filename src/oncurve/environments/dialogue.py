@@ -7,7 +7,7 @@ of the policy's turn, and the new messages. The text after the mark becomes toke
                        sampled:  ^^^^^^^^^^^^^^  context: the rest
 
 This holds for templates that append: the text of the history must not change when messages follow it. A template
-that changes it ends the episode (`TemplateError`). Thoughts that a template drops from the history stay, as they were
+that changes it ends the episode. Thoughts that a template drops from the history stay, as they were
 sampled. A tokenizer without a chat template gets the text of the messages as it is.
 
 Covered: text that spells a special token never becomes one. Not covered: images.
@@ -32,10 +32,6 @@ _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 
 Message = Mapping[str, Any]
-
-
-class TemplateError(Exception):
-    """The chat template does not go on from what was sampled."""
 
 
 class Dialogue:
@@ -67,12 +63,13 @@ class Dialogue:
         messages = [dict(message) for message in prompt.messages]
         if not said and not tools:
             return prompt
-        added = [kept(each) for each in _messages_of(said)]
+        parts = [] if not said or isinstance(said, str) else said
+        added = [kept(each) for each in parts] if all("role" in each for each in parts) else []
         contents = [_text_of(each["content"]) for each in added] if added or not said else [_text_of(said)]
 
         def put(texts: Sequence[str]) -> list[dict[str, Any]]:
             if added or not said:
-                return [*messages, *({**each, "content": text} for each, text in zip(added, texts, strict=True))]
+                return [*messages, *_filled(added, texts)]
             at = max((n for n, each in enumerate(messages) if each["role"] == "user"), default=None)
             if at is None:
                 return [*messages, {"role": "user", "content": texts[0]}]
@@ -87,11 +84,8 @@ class Dialogue:
         others = json.dumps([tools, *(each.get("tool_calls") for each in messages)])
         if any(self._tokenizer.convert_ids_to_tokens(token) in others for token in self._special):
             raise ModelError("a tool or a tool call holds the text of a special token")
-
-        def put(texts: Sequence[str]) -> list[dict[str, Any]]:
-            return [{**each, "content": text} for each, text in zip(messages, texts, strict=True)]
-
-        return self._safe(lambda texts: self._rendered(put(texts), tools), [each["content"] for each in messages])
+        contents = [each["content"] for each in messages]
+        return self._safe(lambda texts: self._rendered(_filled(messages, texts), tools), contents)
 
     def reply(
         self, history: Sequence[Message], written: Message, said: Sequence[Message], tools: Sequence[Any], ended: bool
@@ -102,28 +96,21 @@ class Dialogue:
                   the prompt was no chat
         ended     the turn ended by an end token
 
-        Raises TemplateError. ModelError: what is said is no text.
+        Raises ModelError: the chat template does not go on from what was sampled.
         """
         contents = [_text_of(each["content"]) for each in said]
         if not history:
             return self._plain("".join(contents))
+        before, turn = self._neutral(history, written, _filled(said, contents), tools)
+        prefix = self._prefix(before, turn, _filled(said, _marks(contents)), tools, ended)
 
-        def after(texts: Sequence[str]) -> list[dict[str, Any]]:
-            return [{**message, "content": text} for message, text in zip(said, texts, strict=True)]
+        def tail(texts: Sequence[str]) -> str:
+            whole = self._rendered([*before, turn, *_filled(said, texts)], tools)
+            if not whole.startswith(prefix):
+                raise ModelError("the chat template changes earlier messages by what follows them")
+            return whole[len(prefix) :]
 
-        try:
-            before, turn = self._neutral(history, written, after(contents), tools)
-            prefix = self._prefix(before, turn, after(_marks(contents)), tools, ended)
-
-            def tail(texts: Sequence[str]) -> str:
-                whole = self._rendered([*before, turn, *after(texts)], tools)
-                if not whole.startswith(prefix):
-                    raise TemplateError("the chat template changes earlier messages by what follows them")
-                return whole[len(prefix) :]
-
-            return self._safe(tail, contents)
-        except ModelError as error:
-            raise TemplateError(str(error)) from error
+        return self._safe(tail, contents)
 
     def _neutral(
         self, history: Sequence[Message], written: Message, after: Sequence[Message], tools: Sequence[Any]
@@ -132,11 +119,9 @@ class Dialogue:
 
         Of several calls in one turn the first alone is left where the chat template allows no more.
         """
-        before, turn = list[dict[str, Any]](), dict[str, Any]()
         if after and after[0]["role"] == "tool" and not written.get("tool_calls"):
             written = {**written, "tool_calls": [_NO_CALL]}  # a call that cannot be read has an answer, too
-        several = max(len(each.get("tool_calls") or ()) for each in (*history, written)) > 1
-        for most in (None, 1) if several else (None,):
+        for most in (None, 1):
             before, turn = [_without_words(each, most) for each in history], _without_words(written, most)
             with suppress(ModelError):
                 self._rendered([*before, turn, *after], tools)
@@ -151,31 +136,28 @@ class Dialogue:
         starts = (self._rendered(before, tools, begun) for begun in (False, True))
         start = next((len(text) for text in starts if whole.startswith(text)), None)
         if start is None:
-            raise TemplateError("the chat template changes earlier messages when others follow")
+            raise ModelError("the chat template changes earlier messages when others follow")
         if not all(message["content"] in whole for message in marked):
-            raise TemplateError(f"the chat template leaves out messages of the role {marked[0]['role']!r}")
+            raise ModelError(f"the chat template leaves out messages of the role {marked[0]['role']!r}")
         end = whole.find(marked[0]["content"], start) if marked else len(whole)
         calls = bool(turn.get("tool_calls"))  # whose text is empty: some templates put it elsewhere, or leave it out
         at = start if calls else whole.find(_MARK, start)
         if at < 0:
-            raise TemplateError("the chat template leaves out messages of the role 'assistant'")
+            raise ModelError("the chat template leaves out messages of the role 'assistant'")
         begin = start if calls else at + len(_MARK)
         for tokens in (self._ends, [] if calls else self._names):  # <|end|> for <|return|>
             found = [(place, len(each)) for each in tokens if (place := whole.find(each, begin, end)) >= 0]
             if found:
                 return whole[: min(found)[0] + min(found)[1] * ended]
         if calls:
-            raise TemplateError("no end token of the model's ends a turn with tool calls in the chat template")
+            raise ModelError("no end token of the model's ends a turn with tool calls in the chat template")
         return whole[:begin]
 
     def check_tools(self) -> None:
         """Refuse a chat template that does not show tool calls and their results. Raises ModelError."""
         signs = ("oncurve0tool", "oncurve0key", "oncurve0value", "oncurve0result")
-        call = {
-            "type": "function",
-            "id": "call00000",
-            "function": {"name": signs[0], "arguments": {signs[1]: signs[2]}},
-        }
+        function = {"name": signs[0], "arguments": {signs[1]: signs[2]}}
+        call = {"type": "function", "id": "call00000", "function": function}
         chat: list[Message] = [
             {"role": "user", "content": "-"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -206,23 +188,17 @@ class Dialogue:
 
     def _safe(self, render: Callable[[Sequence[str]], str], contents: Sequence[str]) -> tuple[int, ...]:
         """Return the tokens of `render(contents)`; no content becomes a special one."""
-
-        def special(ids: Sequence[int]) -> list[int]:
-            return [token for token in ids if token in self._special]
-
         ids = encode(self._tokenizer, render(contents), add_special_tokens=False)
-        own = special(encode(self._tokenizer, render(["-"] * len(contents)), add_special_tokens=False))
-        if special(ids) == own:
+        harmless = encode(self._tokenizer, render(["-"] * len(contents)), add_special_tokens=False)
+        if [each for each in ids if each in self._special] == [each for each in harmless if each in self._special]:
             return tuple(ids)
         marks = _marks(contents)
         text, found = render(marks), dict(zip(marks, contents, strict=True))
         pieces = re.split(f"({'|'.join(marks)})", text)
-        parts = [
-            self._plain(found[piece])
-            if piece in found
-            else tuple(encode(self._tokenizer, piece, add_special_tokens=False))
+        parts = (
+            self._plain(found[piece]) if piece in found else encode(self._tokenizer, piece, add_special_tokens=False)
             for piece in pieces
-        ]
+        )
         return tuple(token for part in parts for token in part)
 
     def parsed(
@@ -240,11 +216,10 @@ class Dialogue:
         if self._forms:
             return message, self._written_out(self._tokenizer.decode(list(ids), skip_special_tokens=True), tools)
         if getattr(self._tokenizer, "response_template", None) is None:
-            found = _HERMES.findall(text)
-            alone = text.strip()
-            if not found and alone.startswith("{") and '"name"' in alone:
-                return {**message, "content": ""}, [_call(alone)]
-            return {**message, "content": _HERMES.sub("", text).strip() if found else text}, list(map(_call, found))
+            found, rest = _HERMES.findall(text), _HERMES.sub("", text)
+            if not found and text.lstrip().startswith("{") and '"name"' in text:
+                found, rest = [text], ""
+            return {**message, "content": rest.strip() if found else text}, list(map(_call, found))
         try:
             read = self._tokenizer.parse_response(list(ids), prefix=list(prompt_ids), tools=list(tools))
             found = [json.dumps(each.get("function", each)) for each in read.get("tool_calls") or ()]
@@ -274,28 +249,30 @@ def _without_words(message: Message, most: int | None) -> dict[str, Any]:
     """Return a message of the chat; one of the policy's without its text and the arguments of its calls."""
     if message["role"] != "assistant":
         return dict(message)
-    calls = [
-        {"type": "function", "id": each.get("id", "call00000"), "function": {"name": _name(each), "arguments": {}}}
-        for each in (message.get("tool_calls") or ())[:most]
-    ]
+    calls = []
+    for each in (message.get("tool_calls") or ())[:most]:
+        function = {"name": _name(each.get("function", each).get("name")), "arguments": {}}
+        calls.append({"type": "function", "id": each.get("id", "call00000"), "function": function})
     return {"role": "assistant", **({"content": "", "tool_calls": calls} if calls else {"content": _MARK})}
 
 
-def _name(call: Message) -> str:
-    name = str(call.get("function", call).get("name"))
-    return name if _NAME.fullmatch(name) else "unknown"
+def _filled(messages: Sequence[Message], texts: Sequence[str]) -> list[dict[str, Any]]:
+    return [{**message, "content": text} for message, text in zip(messages, texts, strict=True)]
+
+
+def _name(name: object) -> str:
+    return str(name) if _NAME.fullmatch(str(name)) else "unknown"
 
 
 def kept(message: Message) -> dict[str, Any]:
     """Return a message of an environment with what chat templates may read of it.
 
-    Raises ModelError: its role is none. Half characters become question marks.
+    Raises ModelError: its role is none, or its content no text. Half characters become question marks.
     """
+    _text_of(message["content"])
     if not _NAME.fullmatch(str(message["role"])):
         raise ModelError(f"an environment's message has the role {message['role']!r:.60}")
-    named = (
-        {"name": message["name"] if _NAME.fullmatch(str(message["name"])) else "unknown"} if "name" in message else {}
-    )
+    named = {"name": _name(message["name"])} if "name" in message else {}
     content = json.dumps(message["content"], ensure_ascii=False).encode("utf-8", "replace")
     return {"role": message["role"], **named, "content": json.loads(content)}
 
@@ -317,11 +294,6 @@ def _call(text: str) -> dict[str, Any] | str:
     if not isinstance(arguments, dict):
         return f"the arguments of {name} are not an object"
     return {"name": name, "arguments": arguments}
-
-
-def _messages_of(said: Any) -> Sequence[Message]:
-    """Return what an environment says, if that is messages."""
-    return () if not said or isinstance(said, str) or not all("role" in each for each in said) else said
 
 
 def _text_of(content: Any) -> str:

@@ -6,17 +6,15 @@ import random
 import sys
 import threading
 from collections.abc import Coroutine, Generator
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from types import coroutine
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
-    from concurrent.futures import Future
+from typing import Any
 
 _one_at_a_time = threading.Lock()
-_loops: list[AbstractEventLoop] = []
+_loops: list[Any] = []
 
 
 class Draws:
@@ -26,22 +24,17 @@ class Draws:
     """
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._states: tuple[Any, Any] = (None, None)
+        self._resumed = [partial(seed_all, seed)]
 
     def __enter__(self) -> None:
         _one_at_a_time.acquire()
-        first, second = self._states
-        if first is None:
-            seed_all(self._seed)
-        else:
-            random.setstate(first)
-        if second is not None:
-            sys.modules["numpy"].random.set_state(second)
+        for resume in self._resumed:
+            resume()
 
     def __exit__(self, *_: object) -> None:
         numpy = sys.modules.get("numpy")
-        self._states = random.getstate(), None if numpy is None else numpy.random.get_state()
+        self._resumed = [partial(random.setstate, random.getstate())]
+        self._resumed += [] if numpy is None else [partial(numpy.random.set_state, numpy.random.get_state())]
         _one_at_a_time.release()
 
 
@@ -65,7 +58,7 @@ def run(called: Coroutine[Any, Any, Any], draws: Draws) -> Future[Any]:
             with suppress(BaseException):
                 _loops[0].run_forever()
 
-    def task(loop: AbstractEventLoop, inner: Any, **named: Any) -> Any:
+    def task(loop: Any, inner: Any, **named: Any) -> Any:
         return asyncio.Task(_drawn(inner), loop=loop, **named)
 
     if not _loops:

@@ -26,6 +26,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import uvicorn
+from pydantic_core import from_json
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -34,24 +35,26 @@ from starlette.routing import Route
 from oncurve.base.closing import Closing
 
 MODEL = "policy"
-BEGUN = "begun"
 OVER = "the episode is over"
 _LARGEST_BODY = 16 << 20
 _STOPS = 4
 _END_SECONDS = 5.0
 _SET_BY_THE_RUN = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "tool_choice", "logprobs")
-_USUAL = (None, 1, 0, "auto", False)
+_USUAL = (1, 0, "auto", False)
 
 
 class RefusedError(Exception):
     """A call that cannot be answered: its arguments are a sentence, and OpenAI's code of such a mistake."""
 
 
-@dataclass(frozen=True)
-class ChatCall:
-    """A call as it was read: `messages` have plain texts, and arguments of tools as objects.
+@dataclass
+class Call:
+    """A call that was made. Its `messages` have plain texts, and arguments of tools as objects.
 
-    ignored   arguments of the call that have no effect
+    ignored   arguments of the call that have no effect.
+    waiting   functions that answer the requests that wait for it.
+    again     the client repeats a call that it has given up.
+    row       the row whose next turn is its `answer`
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -59,15 +62,15 @@ class ChatCall:
     most: int | None = None
     stop: tuple[str, ...] = ()
     ignored: Mapping[str, Any] = field(default_factory=dict)
+    waiting: list[Callable[[int, Mapping[str, Any]], object]] = field(default_factory=list, compare=False, repr=False)
+    again: bool = field(default=False, compare=False, repr=False)
+    row: Any = field(default=None, compare=False, repr=False)
+    answer: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """A call that waits: `settle(status, content)` answers it. `again`: the client repeats one that it has given up."""
-
-    asked: ChatCall
-    settle: Callable[[int, Mapping[str, Any]], object]
-    again: bool = False
+    def settle(self, status: int, content: Mapping[str, Any]) -> None:
+        """Answer those that wait."""
+        while self.waiting:
+            self.waiting.pop()(status, content)
 
     def refuse(self, sentence: str, code: str = "invalid_request") -> None:
         """Answer with an error as OpenAI's clients read it."""
@@ -75,21 +78,33 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
-    """The side of the run of one episode: its `key`, and what happens to it in the order in which it happens.
+class Line(Closing):
+    """The side of the run of one episode: its `key` at a server, and what happens to it in the order in which it
+    happens.
 
-    events   `BEGUN`, a `Call`, a reward that was posted; None: the program has ended
+    events   (the process of the program, a `Call` or a reward that was posted); None: the program has ended
+    refused  why calls of it could not be read, or answered
     """
 
+    server: EndpointServer
     key: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    refused: list[str] = field(default_factory=list)
     events: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+
+    def close(self) -> None:
+        """Refuse the key from now on, and the calls that wait. Twice is allowed."""
+        self.server.lines.pop(self.key, None)
+        while not self.events.empty():
+            _, said = self.events.get() or (None, None)
+            if isinstance(said, Call):
+                said.refuse(OVER)
 
 
 def _error(sentence: str, code: str) -> dict[str, Any]:
     return {"error": {"message": sentence, "type": "invalid_request_error", "param": None, "code": code}}
 
 
-def read_call(body: Any) -> ChatCall:
+def read_call(body: Any) -> Call:
     """Return what a call asks. Raises RefusedError."""
     try:
         messages, tools = tuple(map(_message, body["messages"])), tuple(body.get("tools") or ())
@@ -101,35 +116,31 @@ def read_call(body: Any) -> ChatCall:
             "n must be 1: make as many calls as you want answers": body.get("n") in (None, 1),
             "max_tokens must be a whole number of at least 1": most is None or (type(most) is int and most > 0),
             f"stop must be at most {_STOPS} texts": len(stop) <= _STOPS and all(type(e) is str and e for e in stop),
-            "it is nested too deeply": _flat((messages, body)),
             "each tool needs a function with a name": all(type(each["function"]["name"]) is str for each in tools),
         }
         if not all(rules.values()):
             raise ValueError(next(rule for rule, held in rules.items() if not held))
-    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as wrong:
-        raise RefusedError(f"the call cannot be read: {type(wrong).__name__}: {wrong}", "invalid_request") from wrong
-    given = {name: body.get(name) for name in _SET_BY_THE_RUN}
-    usual = dict.fromkeys(given, _USUAL) | {"temperature": (None,)}
-    ignored = {name: value for name, value in given.items() if value not in usual[name]}
-    return ChatCall(messages, tools, most, stop, ignored)
-
-
-def _flat(value: Any, levels: int = 99) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return levels > 0 and all(_flat(each, levels - 1) for each in inner)
+    except (TypeError, ValueError, KeyError, AttributeError) as wrong:
+        why = f"it lacks {wrong}" if isinstance(wrong, KeyError) else str(wrong)
+        raise RefusedError(f"the call cannot be read: {why}", "invalid_request") from wrong
+    given = {name: body[name] for name in _SET_BY_THE_RUN if body.get(name) is not None}
+    ignored = {name: value for name, value in given.items() if name == "temperature" or value not in _USUAL}
+    return Call(messages, tools, most, stop, ignored)
 
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message with plain text, and with the arguments of its tool calls as objects."""
     content = given.get("content") or ""
-    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    texts = [content] if isinstance(content, str) else [part.get("text") for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"the content of a message must be a text, or parts of type text; got {content!r:.100}")
     role = {"developer": "system"}.get(given["role"], given["role"])
     if role not in ("system", "user", "assistant", "tool"):
         raise ValueError(f"the role {role!r} is unknown")
     found: dict[str, Any] = {"role": role, "content": "".join(texts)}
     found |= {name: str(given[name]) for name in ("name", "tool_call_id") if given.get(name)}
     if given.get("tool_calls"):
-        found["tool_calls"] = [_tool_call(each, json.loads) for each in given["tool_calls"]]
+        found["tool_calls"] = [_tool_call(each, from_json) for each in given["tool_calls"]]
     return found
 
 
@@ -146,14 +157,9 @@ def answered(text: str, calls: Any, ended: str, prompt_tokens: int, tokens: int)
         message = {**message, "content": text or None, "tool_calls": [_tool_call(each, json.dumps) for each in calls]}
     reason = "tool_calls" if calls else "length" if ended == "length" else "stop"
     counts = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
-    return {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": MODEL,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}],
-        "usage": counts,
-    }
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+    head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion", "created": int(time.time())}
+    return {**head, "model": MODEL, "choices": [choice], "usage": counts}
 
 
 async def _streamed(content: Mapping[str, Any], usage: bool) -> AsyncIterator[str]:
@@ -175,50 +181,34 @@ class EndpointServer(Closing):
     """The server, in a thread of this process."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, Line] = {}
-        routes = [
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            Route("/v1/models", self._models),
-            *(Route(path, self._told, methods=["POST"]) for path in ("/reward", "/v1/reward", "/v1/begin")),
-        ]
+        self.lines: dict[str, Line] = {}
+        posts = {"/v1/chat/completions": self._chat, "/v1/reward": self._told}
+        routes = [Route(path, answer, methods=["POST"]) for path, answer in posts.items()]
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        config = uvicorn.Config(
-            Starlette(routes=routes, exception_handlers={RefusedError: _refusal}),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",
-            timeout_graceful_shutdown=1,
+        app = Starlette(
+            routes=[*routes, Route("/v1/models", self._models)], exception_handlers={RefusedError: _refusal}
         )
-        self._server = uvicorn.Server(config)
+        quiet: Any = {"ws": "none", "lifespan": "off", "log_config": None, "log_level": "error"}
+        self._server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=1, **quiet))
         self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
         self._thread.start()
 
     def open(self) -> Line:
         """Return a line with a new key."""
-        line = Line()
-        self._lines[line.key] = line
+        line = Line(self)
+        self.lines[line.key] = line
         return line
-
-    def shut(self, line: Line) -> None:
-        """Refuse the key from now on, and the calls that wait. Twice is allowed."""
-        self._lines.pop(line.key, None)
-        while not line.events.empty():
-            event = line.events.get()
-            if isinstance(event, Call):
-                event.refuse(OVER)
 
     def close(self) -> None:
         """End the server. Twice is allowed."""
-        for line in list(self._lines.values()):
-            self.shut(line)
         self._server.should_exit = True
         self._thread.join(_END_SECONDS)
 
-    async def _asked(self, request: Request) -> tuple[Line, Any]:
-        """Return the line that a request's key names, and its JSON. Raises RefusedError."""
-        line = self._lines.get(request.headers.get("authorization", "").removeprefix("Bearer ").strip())
+    async def _asked(self, request: Request) -> tuple[Line, str, Any]:
+        """Return the line and the process that a request's key names, and its JSON. Raises RefusedError."""
+        key, _, process = request.headers.get("authorization", "").removeprefix("Bearer ").strip().partition(".")
+        line = self.lines.get(key)
         if line is None:
             raise RefusedError("this key names no episode that is being played", "invalid_api_key")
         data = bytearray()
@@ -227,23 +217,27 @@ class EndpointServer(Closing):
                 data += part
                 if len(data) > _LARGEST_BODY:
                     raise ValueError(f"it has more than {_LARGEST_BODY} bytes")
-            found = json.loads(data)
-            json.dumps(found, ensure_ascii=False).encode()  # halves of characters cannot be tokenised
-            return line, found
-        except (ValueError, RecursionError, ClientDisconnect) as wrong:
+            return line, process, from_json(data)  # which refuses deep nesting, and halves of characters
+        except (ValueError, ClientDisconnect) as wrong:
             raise RefusedError(f"the body is not JSON: {wrong}", "invalid_request") from wrong
 
     async def _chat(self, request: Request) -> Response:
-        line, body = await self._asked(request)
-        asked, loop = read_call(body), asyncio.get_running_loop()
+        line, process, body = await self._asked(request)
+        loop = asyncio.get_running_loop()
+        try:
+            call = read_call(body)
+        except RefusedError as why:
+            line.refused.append(why.args[0])
+            raise
         answer: asyncio.Future[tuple[int, Mapping[str, Any]]] = loop.create_future()
 
         def settle(*given: Any) -> None:
             if not answer.done():
                 answer.set_result(given)
 
-        again = request.headers.get("x-stainless-retry-count", "0") != "0"
-        line.events.put(Call(asked, partial(loop.call_soon_threadsafe, settle), again))
+        call.waiting.append(partial(loop.call_soon_threadsafe, settle))
+        call.again = request.headers.get("x-stainless-retry-count", "0") != "0"
+        line.events.put((process, call))
         status, content = await answer
         if status != 200 or not body.get("stream"):
             return JSONResponse(content, status)
@@ -251,13 +245,11 @@ class EndpointServer(Closing):
         return StreamingResponse(_streamed(content, bool(usage)), media_type="text/event-stream")
 
     async def _told(self, request: Request) -> Response:
-        line, body = await self._asked(request)
-        event: Any = BEGUN
-        if not request.url.path.endswith("begin"):
-            event = body.get("reward") if isinstance(body, dict) else body
-            if type(event) not in (int, float) or not math.isfinite(event):
-                raise RefusedError('a reward is written {"reward": 1.0}', "invalid_request")
-        line.events.put(event)
+        line, process, body = await self._asked(request)
+        reward: Any = body.get("reward") if isinstance(body, dict) else body
+        if type(reward) not in (int, float) or not math.isfinite(reward):
+            raise RefusedError('a reward is written {"reward": 1.0}', "invalid_request")
+        line.events.put((process, float(reward)))
         return JSONResponse({"ok": True})
 
     async def _models(self, request: Request) -> Response:

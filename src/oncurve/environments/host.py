@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from oncurve.base.closing import Closing
-from oncurve.base.errors import ConfigError, DataError
+from oncurve.base.errors import ConfigError, DataError, refuse
 from oncurve.environments.settings import EnvironmentSettings
 from oncurve.environments.tools import BY_COLUMN
-from oncurve.processes.pool import Reply, WorkerPool
+from oncurve.processes.pool import Job, Reply, WorkerPool
 from oncurve.rewards import Accepts, InProcess
-
-if TYPE_CHECKING:
-    from oncurve.environments.endpoint import EndpointServer, Line
-
-
-class Pending(Protocol):
-    """A reply that is being made: a pool's job of one item, or such in this process."""
-
-    @property
-    def ready(self) -> bool:
-        """Return whether it is there."""
-
-    def replies(self) -> list[Reply]:
-        """Wait for it."""
-
-    def close(self) -> object:
-        """Give it up."""
 
 
 class _Here:
-    def __init__(self, future: Future[list[Reply]], done: SimpleQueue[Any] | None) -> None:
-        self.ready, self.replies, self.close = False, future.result, future.cancel
-        future.add_done_callback(partial(self._told, done))
+    """A job of one item in this process."""
 
-    def _told(self, done: SimpleQueue[Any] | None, _: object) -> None:
-        self.ready = True
-        if done is not None:
-            done.put(None)
+    def __init__(self, future: Future[list[Reply]], done: SimpleQueue[Any]) -> None:
+        self.replies, self.close, self._done = future.result, future.cancel, future.done
+        future.add_done_callback(lambda _: done.put(None))
+
+    @property
+    def ready(self) -> bool:
+        """Return whether `replies` would not wait."""
+        return self._done()
+
+
+Pending = Job | _Here
+"""A reply that is being made."""
 
 
 class Host(Closing):
@@ -53,56 +41,43 @@ class Host(Closing):
 
     def __init__(self, settings: EnvironmentSettings, base: Path | None) -> None:
         self.settings, self._base = settings, base
-        self._pools: list[WorkerPool] = []
+        self.pools: list[WorkerPool] = []
         self._here: InProcess | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._about: Mapping[str, Any] = {}
-        self._endpoint: EndpointServer | None = None
-
-    @property
-    def endpoint(self) -> EndpointServer:
-        """The address that programs call, from its first use on."""
-        from oncurve.environments.endpoint import EndpointServer  # here: its packages are an extra
-
-        self._endpoint = self._endpoint or EndpointServer()
-        return self._endpoint
 
     def about(self) -> Mapping[str, Any]:
         """Return the `tools` of the environment, and whether a turn without a call `answers`.
 
-        Raises ConfigError: its code cannot be loaded.
+        Raises ConfigError: its code cannot be loaded, or its package is not installed.
         """
-        if not self._pools and self._here is None:
-            player = self.settings.here()
-            if player is None:
-                self._pools = [self.settings.workers(self._base) for _ in range(self.settings.processes)]
+        if not self.pools and self._here is None:
+            refuse(self.settings.missing())
+            if not self.settings.in_this_process:
+                self.pools = [self.settings.workers(self._base) for _ in range(self.settings.processes)]
                 try:
-                    self._about = self._pools[0].about
+                    self._about = self.pools[0].about
                 except ConfigError:
                     self.close()
-                    player = self.settings.here(copied=False)
-                    if player is None:
+                    if not self.settings.objects:
                         raise
-            if player is not None:
+            if not self.pools:  # its objects cannot be copied, or a worker cannot load the copy
+                player: Any = self.settings.player(self._base or Path.cwd())
+                player.here = True
                 self._here, self._about = InProcess(player, Accepts()), player.about
                 self._thread = ThreadPoolExecutor(1, "oncurve-environment")
         return self._about
 
-    def tools_of(self, row: Mapping[str, Any]) -> Sequence[Any]:
+    def tools_of(self, row: Mapping[str, Any]) -> list[Any]:
         """Return the tools that the policy is shown for a row."""
         tools: Any = self.about()["tools"]
-        found: Sequence[Any] = tools.get(str(row.get(BY_COLUMN, "")), ()) if isinstance(tools, Mapping) else tools
-        return found
+        return list(tools.get(str(row.get(BY_COLUMN, "")), ()) if isinstance(tools, Mapping) else tools)
 
     def ready(self) -> None:
         """Wait until all workers have loaded their code. Raises ConfigError: one cannot."""
-        for pool in self._pools:
+        self.about()
+        for pool in self.pools:
             assert pool.about is not None
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the workers."""
-        return [pid for pool in self._pools for pid in pool.pids]
 
     def begin(self, episode: int, item: Mapping[str, Any], done: SimpleQueue[Any] | None = None) -> Pending:
         """Begin to make the reply to an item of the episode number `episode`; `done` gets None when it is there.
@@ -110,27 +85,19 @@ class Host(Closing):
         Raises DataError: the item is not JSON.
         """
         if self._here is not None and self._thread is not None:
-            return _Here(self._thread.submit(self._here.run, [item]), done)
-        job = self._pools[episode % len(self._pools)].begin(done)
+            return _Here(self._thread.submit(self._here.run, [item]), done or SimpleQueue())
+        job = self.pools[episode % len(self.pools)].begin(done)
         try:
             job.add([item])
         except TypeError as error:
             raise DataError(f"environment: a column cannot be sent to its worker: {error}") from error
-        if done is not None:
-            job.expect()
+        job.expect()
         return job
-
-    def run(self, slot: int, line: Line, row: Mapping[str, Any], prompt: Any, seed: int) -> Pending:
-        """Begin to run a program for a row in the worker number `slot`. Raises DataError: a column is not JSON."""
-        address = {"address": self.endpoint.address, "key": line.key}
-        return self.begin(slot, {**address, "row": dict(row), "prompt": prompt, "seed": seed}, line.events)
 
     def close(self) -> None:
         """End the workers. Twice is allowed; `about` starts others."""
-        for pool in self._pools:
+        for pool in self.pools:
             pool.close()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._endpoint is not None:
-            self._endpoint.close()
-        self._pools, self._here, self._thread, self._endpoint = [], None, None, None
+        self.pools, self._here, self._thread = [], None, None

@@ -8,9 +8,6 @@ columns by their names. A command finds the same in its environment: OPENAI_BASE
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import inspect
 import json
 import os
 import subprocess
@@ -19,11 +16,10 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from oncurve.base.imports import locate
 from oncurve.environments.draws import seed_all
-from oncurve.rewards import unpickled
+from oncurve.environments.play import taken
+from oncurve.rewards import awaited
 
 MODEL = "policy"
 _LONGEST_LINE = 1 << 16
@@ -40,39 +36,15 @@ class ProgramPlayer:
     def __call__(self, item: Mapping[str, Any]) -> dict[str, Any]:
         """Return the program's reward as `outcome`; None: it gives none."""
         row = {"prompt": item["prompt"], **item["row"]}
-        os.environ.update(OPENAI_BASE_URL=item["address"], OPENAI_API_KEY=item["key"])
+        key = f"{item['key']}.{os.getpid()}"  # by which the run knows one that runs again
+        os.environ.update(OPENAI_BASE_URL=item["address"], OPENAI_API_KEY=key)
         seed_all(item["seed"])
-        _say_begun(item["address"], item["key"])
-        given = {**row, "row": row, "base_url": item["address"], "api_key": item["key"], "model": MODEL}
-        value = self._run(**_taken(self._run, given))
-        if inspect.iscoroutine(value):
-            import asyncio  # here: it takes long to import, and few programs need it
-
-            value = asyncio.run(value)
+        given = {**row, "row": row, "base_url": item["address"], "api_key": key, "model": MODEL}
+        value = awaited(self._run(**taken(self._run, given)))
         return {"outcome": None if value is None else float(value)}
 
 
-def _taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a function names. Raises TypeError: it needs others."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return dict(given)
-    named = [each for each in parameters if each.kind is not each.VAR_POSITIONAL]
-    missing = [each.name for each in named if each.name not in given and each.default is each.empty]
-    if missing:
-        raise TypeError(f"the program takes {missing[0]!r}, and it can be given: {', '.join(given)}")
-    return {each.name: given[each.name] for each in named if each.name in given}
-
-
-def _say_begun(address: str, key: str) -> None:
-    where = urlsplit(address)
-    connection = http.client.HTTPConnection(where.hostname or "", where.port)
-    with contextlib.closing(connection):
-        connection.request("POST", f"{where.path}/begin", "{}", {"Authorization": f"Bearer {key}"})
-        connection.getresponse().read()
-
-
-def command_runner(command: Sequence[str], folder: str) -> Callable[..., float | None]:
+def command_runner(command: Sequence[str], folder: Path) -> Callable[..., float | None]:
     """Return a program that runs a command in `folder`; the last line of its output is its reward, if it is a number.
 
     A command "python" is the interpreter of this process.
@@ -93,13 +65,3 @@ def command_runner(command: Sequence[str], folder: str) -> Callable[..., float |
             return None
 
     return run
-
-
-def served(
-    program: str | None = None, command: Sequence[str] = (), pickled: str | None = None, base: str | None = None
-) -> ProgramPlayer:
-    """Return the callable of a worker: a function at a path, a command, or one in the parent's cloudpickle bytes."""
-    folder = Path.cwd() if base is None else Path(base)
-    if command:
-        return ProgramPlayer(command_runner(command, str(folder)))
-    return ProgramPlayer(locate(str(program), folder) if pickled is None else unpickled(pickled))

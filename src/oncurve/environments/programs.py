@@ -15,6 +15,7 @@ program whose worker was killed runs again, and its calls get the answers that t
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,51 +23,41 @@ from queue import Empty
 from typing import Any
 
 from oncurve.base.errors import ModelError
-from oncurve.environments.endpoint import BEGUN, OVER, Call, ChatCall, Line, answered
+from oncurve.environments.endpoint import OVER, Call, EndpointServer, Line, RefusedError, answered
 from oncurve.environments.host import Pending
-from oncurve.environments.rows import LONGEST_TOKEN, Rollout, Row
 from oncurve.environments.settings import Endpoint
+from oncurve.environments.turns import LONGEST_TOKEN, Row, TurnsEngine
 from oncurve.randomness import episode_seed
-from oncurve.types import Completion, Ending, Prompt
+from oncurve.types import Completion, Ending
 
 log = logging.getLogger("oncurve.environments")
 
-_PATIENCE_SECONDS = 10.0  # for a worker that starts
-_CODES = {"budget": "context_length_exceeded", "turns": "max_turns"}
-
-
-@dataclass(eq=False)
-class _Made:
-    """A call that was taken in, its answer once it is there, and the requests that wait for it."""
-
-    asked: ChatCall
-    row: Row
-    calls: list[Call]
-    answer: Mapping[str, Any] | None = None
+_ENDINGS: Mapping[str, Ending] = {"context_length_exceeded": "budget", "max_turns": "turns"}
 
 
 @dataclass(eq=False)
 class _Program:
     """The program of an episode.
 
-    since       when it began to do what is waited for; None: its worker starts.
+    blank       stands for it in its group, number `index`, where it has no row.
+    slot        the worker that it was given to; None: it has not begun.
+    since       when it began to do what is waited for.
+    process     in which it runs.
     made        its calls; `unclaimed` are those that a program that runs again has not made again yet.
     calls       that have come and are not taken in.
     refused     the ending of a program whose last call was refused, of the row `last`.
     refusals    so many calls were refused
     """
 
-    number: int
+    blank: Row
     index: int
-    prompt: Prompt
-    sample: int
-    line: Line | None = None
+    line: Line
+    slot: int | None = None
     pending: Pending | None = None
-    slot: int = -1
-    since: float | None = None
-    rows: list[Row] = field(default_factory=list)
-    made: list[_Made] = field(default_factory=list)
-    unclaimed: list[_Made] = field(default_factory=list)
+    since: float = 0.0
+    process: str = ""
+    made: list[Call] = field(default_factory=list)
+    unclaimed: list[Call] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     refused: Ending | None = None
     last: Row | None = None
@@ -74,29 +65,40 @@ class _Program:
     posted: float | None = None
 
     @property
-    def waits(self) -> list[_Made]:
+    def waits(self) -> list[Call]:
         """Return the calls without an answer."""
         return [made for made in self.made if made.answer is None]
 
 
-class Programs(Rollout):
-    """The user's programs call the policy. `longest`: the most tokens of a row, prompt and completion together."""
+class Programs(TurnsEngine):
+    """Samples what the user's programs ask. `longest`: the most tokens of a row, prompt and completion together."""
 
     def __init__(self, *given: Any, longest: int | None = None) -> None:
         super().__init__(*given)
-        settings = self._engine.settings
-        assert isinstance(settings, Endpoint)
-        self._settings, self._longest = settings, longest
-        self._most_waves = min(settings.waves, settings.processes)
-        size = self._sampling.group_size
-        self._programs = [
-            _Program(index * size + number, index, prompt, self._firsts[index] + number)
-            for index, prompt in enumerate(self._prompts)
+        assert isinstance(self.settings, Endpoint)
+        self._endpoint, self._longest, self._warned = self.settings, longest or sys.maxsize, set[str]()
+        self._most_waves = min(self.settings.waves, self.settings.processes)
+        self._server: EndpointServer | None = None
+
+    def close(self) -> None:
+        """End the server, the programs and `inner`."""
+        super().close()
+        if self._server is not None:
+            self._server.close()
+        self._server = None
+
+    def _begin(self) -> None:
+        """Wait for the workers; the programs begin where one is free."""
+        self._programs: list[_Program] = []
+        size, self._server = self._sampling.group_size, self._server or EndpointServer()
+        self._programs += [
+            _Program(Row(index * size + number, prompt, prompt, first + number, (), 1, 1), index, self._server.open())
+            for index, (prompt, first) in enumerate(zip(self._prompts, self._firsts, strict=True))
             for number in range(size)
         ]
-        self._engine.host.ready()
+        self.host.ready()
 
-    def hear(self, waves: Sequence[range]) -> range:
+    def _hear(self, waves: Sequence[range]) -> range:
         """Let programs of the first wave run until each has a call that waits, or has ended; others begin in their
         place.
         """
@@ -106,17 +108,17 @@ class Programs(Rollout):
         while busy := self._busy(wave, programs):
             for program in busy:
                 self._listen(program)
-            time.sleep(self._settings.together_seconds * any(program.calls for program in busy))
+            time.sleep(self._endpoint.together_seconds * any(program.calls for program in busy))
             for program in programs:
                 self._take_calls(program)
-        self._note("environment/wait_seconds", time.perf_counter() - began)
+        self._noted["environment/wait_seconds"] += time.perf_counter() - began
         return wave
 
-    def over(self, index: int) -> bool:
+    def _over(self, index: int) -> bool:
         """Return whether all programs of a group have ended."""
-        return all(each.line is not None and each.pending is None for each in self._programs if each.index == index)
+        return all(each.slot is not None and each.pending is None for each in self._programs if each.index == index)
 
-    def give_up(self) -> None:
+    def _give_up(self) -> None:
         """End the programs that run."""
         for program in self._programs:
             self._end(program)
@@ -124,72 +126,80 @@ class Programs(Rollout):
     def _busy(self, wave: range, programs: Sequence[_Program]) -> list[_Program]:
         """Begin programs where workers of this wave are free, and return those that neither wait nor have ended."""
         taken = {program.slot for program in programs if program.pending is not None}
-        free = [slot for slot in range(wave.start, self._settings.processes, wave.step) if slot not in taken]
-        for program, slot in zip([program for program in programs if program.line is None], free, strict=False):
-            host, prompt = self._engine.host, program.prompt
-            program.line, program.slot = host.endpoint.open(), slot
-            seed = episode_seed(self._engine.seed, self._draw, prompt.id, 0, 0)  # all samples of a group begin alike
-            asked = [dict(each) for each in prompt.messages] if prompt.messages else prompt.text
-            program.pending = host.run(slot, program.line, prompt.columns, asked, seed)
+        free = [slot for slot in range(wave.start, self._endpoint.processes, wave.step) if slot not in taken]
+        for program, slot in zip([program for program in programs if program.slot is None], free, strict=False):
+            program.slot, program.since, prompt = slot, time.monotonic(), program.blank.prompt
+            seed = episode_seed(self.seed, self._draw, prompt.id, 0, 0)  # all samples of a group begin alike
+            line = {"address": program.line.server.address, "key": program.line.key}
+            item = {**line, "row": dict(prompt.columns), "prompt": prompt.asked, "seed": seed}
+            program.pending = self.host.begin(slot, item, program.line.events)
         return [program for program in programs if program.pending is not None and not program.waits]
 
     def _listen(self, program: _Program) -> None:
         """Wait for a program's next call, or for its end."""
-        limit = self._settings.timeout_seconds
-        while program.line is not None and program.pending is not None and not program.calls:
-            left = _PATIENCE_SECONDS if program.since is None else program.since + limit - time.monotonic()
+        limit = self._endpoint.timeout_seconds
+        while program.pending is not None and not program.calls:
+            left = max(0.0, program.since + limit - time.monotonic())
             try:
-                self._happened(program, program.line.events.get(timeout=max(0.0, left)))
+                self._happened(program, program.line.events.get(timeout=left))
             except Empty:
-                self._engine.host.ready()  # raises, where workers cannot start
-                if program.since is not None:
-                    self._fail(program, f"timeout: no call within {limit:g} seconds (timeout_seconds)")
+                self._fail(program, f"timeout: no call within {limit:g} seconds (timeout_seconds)")
 
     def _happened(self, program: _Program, event: Any) -> None:
         if event is None:
             self._finished(program)
-        elif isinstance(event, Call):
-            program.calls.append(event)
-        elif event != BEGUN:
-            program.posted = float(event)
-        elif program.since is not None and not self._settings.exact:
-            self._fail(program, "died: its worker has ended, and environment.exact = false: it is not run again")
-        else:
+            return
+        process, said = event
+        if program.process not in ("", process):  # its worker was killed: it runs again
+            if not self._endpoint.exact:
+                self._fail(program, "died: its worker has ended, and environment.exact = false: it is not run again")
             program.calls, program.unclaimed, program.posted = [], list(program.made), None
-            program.since = time.monotonic()
+        program.process = process
+        if isinstance(said, Call):
+            program.calls.append(said)
+        else:
+            program.posted = said
 
     def _take_calls(self, program: _Program) -> None:
         """Take in the calls of a program that have come, in an order that depends on what they say."""
-        while program.line is not None and program.pending is not None and not program.line.events.empty():
+        while program.pending is not None and not program.line.events.empty():
             self._happened(program, program.line.events.get())
-        calls, program.calls = sorted(program.calls, key=lambda call: repr(call.asked)), []
+        calls, program.calls = sorted(program.calls, key=repr), []
         for call in calls:
-            known = next((made for made in program.unclaimed if made.asked == call.asked), None)
-            if call.again and known is None:  # a client repeats a call that it has given up
-                known = next((made for made in reversed(program.made) if made.asked == call.asked), None)
-            if program.pending is None:
-                call.refuse(OVER)
-            elif known is not None:
-                program.unclaimed = [made for made in program.unclaimed if made is not known]
-                known.calls.append(call)
-                self._send(program, known)
-            elif program.unclaimed:
-                self._fail(program, "died: its worker has ended, and the program does not go the same way again")
-            elif len(program.made) >= self._settings.max_turns:
-                most = f"an episode has at most {self._settings.max_turns} calls (environment.max_turns)"
-                self._refuse(program, call, most, "turns")
-            elif row := self._continued(program, call.asked) or self._new(program, call):
-                self._warn(call.asked)
-                row.ended, row.stop, row.place = None, call.asked.stop, len(program.made)
-                row.most = min(call.asked.most or row.room, row.room)
-                program.made.append(_Made(call.asked, row, [call]))
-                program.refused, program.last = None, row
+            try:
+                self._take_call(program, call)
+            except (ModelError, RefusedError) as why:
+                self._refuse(program, call, *why.args)
 
-    def _continued(self, program: _Program, asked: ChatCall) -> Row | None:
+    def _take_call(self, program: _Program, call: Call) -> None:
+        """Find the row that a call goes on with, or the answer that it got. Raises RefusedError, ModelError."""
+        known = next((made for made in program.unclaimed if made == call), None)
+        if call.again and known is None:  # a client repeats a call that it has given up
+            known = next((made for made in reversed(program.made) if made == call), None)
+        if program.pending is None:
+            call.refuse(OVER)
+        elif known is not None:
+            program.unclaimed = [made for made in program.unclaimed if made is not known]
+            known.waiting += call.waiting
+            self._send(program, known)
+        elif program.unclaimed:
+            self._fail(program, "died: its worker has ended, and the program does not go the same way again")
+        elif len(program.made) >= self._endpoint.max_turns:
+            most = f"an episode has at most {self._endpoint.max_turns} calls (environment.max_turns)"
+            raise RefusedError(most, "max_turns")
+        else:
+            call.row = program.last = row = self._continued(program, call) or self._new(program, call)
+            row.ended, row.stop, row.place = None, call.stop, len(program.made)
+            row.most = min(call.most or row.room, row.room)
+            program.made.append(call)
+            program.refused = None
+            self._warn(call)
+
+    def _continued(self, program: _Program, asked: Call) -> Row | None:
         """Return the longest row that a call goes on with, after what it adds."""
         found, before = None, 0
-        for row in program.rows:
-            history = [*((row.start and row.start.messages) or ()), *row.written]
+        for row in self._rows_of(program):
+            history = [*(row.start.messages or ()), *row.written]
             fits = row.ended is not None and row.tools == asked.tools and before < len(history) < len(asked.messages)
             if fits and all(map(_same, history, asked.messages)):
                 found, before = row, len(history)
@@ -198,59 +208,49 @@ class Programs(Rollout):
         ending = self._context(found, [dict(each) for each in asked.messages[before:]], found.ended)
         return found if ending is None else None  # it has no room, or the template does not go on
 
-    def _new(self, program: _Program, call: Call) -> Row | None:
-        """Begin a row with the messages of a call; None: it is refused."""
-        asked, prompt, room = call.asked, program.prompt, self._sampling.max_new_tokens
-        most, ids = self._settings.max_prompt_tokens, tuple[int, ...]()
-        try:
-            if sum(len(message["content"]) for message in asked.messages) <= most * LONGEST_TOKEN:
-                ids = self._engine.dialogue.asked(asked.messages, asked.tools)
-        except ModelError as wrong:
-            self._refuse(program, call, str(wrong))
-            return None
-        room = room if self._longest is None else min(room, self._longest - len(ids))
+    def _new(self, program: _Program, call: Call) -> Row:
+        """Begin a row with the messages of a call. Raises RefusedError, ModelError."""
+        prompt, most, ids = program.blank.prompt, self._endpoint.max_prompt_tokens, tuple[int, ...]()
+        if sum(len(message["content"]) for message in call.messages) <= most * LONGEST_TOKEN:
+            ids = self.dialogue.asked(call.messages, call.tools)
+        room = min(self._sampling.max_new_tokens, self._longest - len(ids))
         if not ids or len(ids) > most or room < 1:
-            self._refuse(program, call, f"at most {min(most, self._longest or most)} tokens fit", "budget")
-            return None
-        if any(each.start is not None and each.start.ids[0] != ids[0] for each in self._rows[program.index]):
-            self._refuse(program, call, "the chats of a group must begin with the same token")
-            return None
-        limit = min(asked.most or room, room)
-        row = Row(program.number, prompt, program.sample, asked.tools, room, limit)
-        row.start = replace(prompt, ids=ids, messages=asked.messages, row_ids=prompt.ids, limit=limit)
-        program.rows.append(row)
+            raise RefusedError(f"at most {min(most, self._longest)} tokens fit", "context_length_exceeded")
+        if any(row.start.ids[0] != ids[0] for row in self._rows[program.index] if row.start is not row.prompt):
+            raise RefusedError("the chats of a group must begin with the same token")
+        start = replace(prompt, ids=ids, messages=call.messages, row_ids=prompt.ids)
+        row = Row(program.blank.number, prompt, start, program.blank.sample, call.tools, room, room)
         self._rows[program.index].append(row)
         return row
 
-    def _refuse(self, program: _Program, call: Call, sentence: str, ending: Ending | None = None) -> None:
-        call.refuse(f"the call is refused: {sentence}", _CODES.get(str(ending), "invalid_request"))
-        program.refused, program.since = ending or program.refused, time.monotonic()
+    def _refuse(self, program: _Program, call: Call, sentence: str, code: str = "invalid_request") -> None:
+        call.refuse(f"the call is refused: {sentence}", code)
+        program.line.refused.append(sentence)
+        program.refused, program.since = _ENDINGS.get(code) or program.refused, time.monotonic()
         program.refusals += 1
-        if program.refusals > self._settings.max_turns:
+        if program.refusals > self._endpoint.max_turns:
             self._fail(program, f"calls: it goes on to call after {program.refusals} refusals")
 
-    def _warn(self, asked: ChatCall) -> None:
+    def _warn(self, asked: Call) -> None:
         """Say once per argument that the run's own value is used."""
         for name, value in asked.ignored.items():
-            if name not in self._engine.warned and (name, value) != ("temperature", self._sampling.temperature):
-                self._engine.warned.add(name)
-                log.warning(
-                    "environment: %s = %.60r of a program's call has no effect: the run decides it", name, value
-                )
+            if name not in self._warned and (name, value) != ("temperature", self._sampling.temperature):
+                self._warned.add(name)
+                log.warning("environment: %s = %.60r of a call has no effect: the run decides it", name, value)
 
-    def answer(self, row: Row, completion: Completion, calls: Sequence[Any], good: Sequence[Any]) -> None:
+    def _answer(self, row: Row, completion: Completion, calls: Sequence[Any], good: Sequence[Any]) -> None:
         """Answer the call that waits for this turn."""
         program = self._programs[row.number]
         (made,) = (made for made in program.waits if made.row is row)
         row.ended, written, count = completion.ended, row.written[-1], len(completion.ids)
-        before = len(row.start.ids if row.start else ()) + len(row.ids) - count
-        made.answer = answered(_shown(written), written.get("tool_calls"), completion.ended, before, count)
+        before = len(row.start.ids) + len(row.ids) - count
+        made.answer = answered(written["content"], written.get("tool_calls"), completion.ended, before, count)
         self._send(program, made)
 
-    def _send(self, program: _Program, made: _Made) -> None:
+    def _send(self, program: _Program, made: Call) -> None:
         """Answer those that wait for a call, if the answer is there."""
-        while made.answer is not None and made.calls:
-            made.calls.pop().settle(200, made.answer)
+        if made.answer is not None:
+            made.settle(200, made.answer)
             program.since = time.monotonic()
 
     def _finished(self, program: _Program) -> None:
@@ -262,42 +262,35 @@ class Programs(Rollout):
             return
         self._end(program)
         outcome = None if reply.fault is not None else reply.value["outcome"]
-        for row in program.rows:
+        for row in self._rows_of(program):
             refused = program.refused if row is program.last else None
             row.ended = refused or row.ended or "environment"
             row.outcome = program.posted if outcome is None else outcome
-        if not program.rows:
+        if not self._rows_of(program):
             self._fail(program, "none: the program has ended and got no answer to a call")
 
     def _fail(self, program: _Program, why: str) -> None:
         """Leave an episode out of training."""
         self._end(program)
-        if not program.rows:
-            program.rows = [Row(program.number, program.prompt, program.sample, (), 1, 1)]
-            self._rows[program.index] += program.rows
-        for row in program.rows:
-            row.fail(why)
+        if not self._rows_of(program):
+            self._rows[program.index].append(program.blank)
+        last = [f"; its last refused call: {each}" for each in program.line.refused[-1:]]
+        for row in self._rows_of(program):
+            row.fail("".join([why, *last]))
 
     def _end(self, program: _Program) -> None:
         """End a program, if it runs, with the rows that have no turn."""
-        if program.pending is None or program.line is None:
-            return
-        program.pending.close()
+        if program.pending is not None:
+            program.pending.close()
         program.pending = None
-        for call in [call for made in program.waits for call in made.calls] + program.calls:
+        for call in [*program.waits, *program.calls]:
             call.refuse(OVER)
-        self._engine.host.endpoint.shut(program.line)
-        empty = [row for row in program.rows if not row.turn]
-        program.rows = [row for row in program.rows if row.turn]
-        self._rows[program.index] = [row for row in self._rows[program.index] if row not in empty]
+        program.line.close()
+        rows = self._rows[program.index]
+        rows[:] = [row for row in rows if row.turn or row.number != program.blank.number]
 
-
-def _shown(message: Mapping[str, Any]) -> str:
-    """Return the text of a turn of the policy without its tool calls."""
-    before, mark, _ = str(message["content"]).partition("<tool_call>")
-    if not message.get("tool_calls"):
-        return str(message["content"])
-    return before.strip() if mark else ""
+    def _rows_of(self, program: _Program) -> list[Row]:
+        return [row for row in self._rows[program.index] if row.number == program.blank.number]
 
 
 def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
@@ -305,4 +298,4 @@ def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     calls = ours.get("tool_calls")
     if not ours["role"] == theirs["role"] == "assistant" or calls != theirs.get("tool_calls"):
         return ours == theirs
-    return theirs["content"].strip() in ({_shown(ours).strip(), ""} if calls else {_shown(ours).strip()})
+    return theirs["content"].strip() == ours["content"].strip() or bool(calls and not theirs["content"].strip())

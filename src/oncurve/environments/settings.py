@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-import cloudpickle
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from oncurve.base.errors import ConfigError
+from oncurve.base.imports import locate
 from oncurve.components import Component, refuse_extremes_in
 from oncurve.environments.episode import Episode
-from oncurve.environments.play import Player
-from oncurve.environments.tools import player
+from oncurve.environments.play import Player, pickled
+from oncurve.environments.program import ProgramPlayer, command_runner
+from oncurve.environments.tools import ToolsEpisode
 from oncurve.processes.pool import WorkerPool
-from oncurve.rewards import Seconds, WorkerLimits
-
-Factory = tuple[str, dict[str, Any]]
-"""The path of a function that returns a `Player`, and its arguments."""
-
+from oncurve.rewards import Seconds, WorkerLimits, unpickled
 
 _LONGEST_PROGRAM_SECONDS = 7 * 86_400.0
 
@@ -30,8 +27,6 @@ class NoEnvironment(Component):
     """A completion is one turn (`kind = "none"`)."""
 
     present: ClassVar[bool] = False
-    plays: ClassVar[None] = None
-    exact: ClassVar[bool] = True
     objects: ClassVar[bool] = False
     max_turns: ClassVar[int] = 1
 
@@ -46,6 +41,8 @@ class EnvironmentSettings(WorkerLimits):
     present: ClassVar[bool] = True
     programs: ClassVar[bool] = False
     """A program of each episode calls the policy, instead of replying to it."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """The extra that it needs, and the modules that this brings."""
 
     max_turns: int = Field(default=16, ge=1, le=10**6)
     """The most turns of the policy in one episode."""
@@ -72,11 +69,6 @@ class EnvironmentSettings(WorkerLimits):
         return settings
 
     @property
-    def plays(self) -> EnvironmentSettings:
-        """The settings themselves; None where there is no environment."""
-        return self
-
-    @property
     def title(self) -> str:
         """The environment's name in the plan."""
         return type(self).__name__
@@ -93,8 +85,8 @@ class EnvironmentSettings(WorkerLimits):
 
     @property
     def in_this_process(self) -> bool:
-        """Return whether its objects cannot be copied to workers."""
-        return False
+        """Return whether its objects cannot be copied to workers: here they can be neither limited nor killed."""
+        return self.objects and pickled(self) is None
 
     @property
     def call_forms(self) -> Mapping[str, str]:
@@ -102,24 +94,28 @@ class EnvironmentSettings(WorkerLimits):
         return {}
 
     def missing(self) -> list[str]:
-        """Return a line for each thing without which the environment cannot run."""
-        return []
+        """Return a line for each module without which it cannot run, which says how to install it."""
+        lacks = (name for name in self.needs[1:] if find_spec(name) is None)
+        return [f"environment.kind: {name} is not installed: pip install 'oncurve[{self.needs[0]}]'" for name in lacks]
 
-    def factory(self, base: Path | None) -> Factory:
-        """Return what a worker loads. `base`: the folder against which paths in the settings are resolved."""
-        raise TypeError(f"{type(self).__name__} must define factory()")
+    def episode(self, base: Path) -> Episode:
+        """Return an object that plays episodes. `base`: the folder against which paths in the settings are resolved."""
+        raise TypeError(f"{type(self).__name__} must define episode()")
+
+    def player(self, base: Path) -> Callable[[Mapping[str, Any]], Any]:
+        """Return the callable of a worker."""
+        return Player(lambda: self.episode(base))
 
     def workers(self, base: Path | None) -> WorkerPool:
-        """Return a pool of one worker: an episode stays where it began."""
-        path, settings = self.factory(base)
-        return self.pool(path, settings, 1, self.timeout_seconds)
+        """Return a pool of one worker: an episode stays where it began. The wait for a program's calls limits its time.
 
-    def here(self, copied: bool = True) -> Player | None:
-        """Return what plays episodes in this process, where no worker can; None: workers do.
-
-        `copied` False: a worker could not load the copy of its objects.
+        Raises ConfigError: objects in the settings cannot be copied.
         """
-        return None
+        copy = pickled(self)
+        if copy is None:
+            raise ConfigError("environment: its code cannot be copied to a worker; give its path")
+        limit = _LONGEST_PROGRAM_SECONDS if self.programs else self.timeout_seconds
+        return self.pool(f"{__name__}:served", {"settings": copy, "base": str(base or Path.cwd())}, 1, limit)
 
 
 class Tools(EnvironmentSettings):
@@ -145,30 +141,44 @@ class Tools(EnvironmentSettings):
     classes: Any = Field(default=None, exclude=True, repr=False)
     """The class itself, or a mapping of names to classes, in place of a path (Python API)."""
 
-    functions: Any = Field(default=(), exclude=True, repr=False)
+    functions: tuple[Any, ...] = Field(default=(), exclude=True, repr=False)
     """The functions themselves, in place of paths (Python API)."""
-
-    @field_validator("functions", mode="before")
-    @classmethod
-    def _in_a_tuple(cls, functions: Any) -> Any:
-        return tuple(functions) if isinstance(functions, list) else functions
 
     @model_validator(mode="after")
     def _something(self) -> Tools:
-        if self.path is None and self.classes is None and not self.tools and not self.functions:
+        code = (*self._classes.values(), *self.tools, *self.functions)
+        if not code:
             raise ValueError('give a class (path = "game.py:Game"), or functions (tools = ["calculator.py:add"])')
-        listed = isinstance(self.functions, tuple)
-        if not listed or not all(map(callable, (*self._classes.values(), *self.functions))):
-            raise ValueError("classes must be callable, and functions a list of callables")
-        if (self.path is not None or self.tools) and (self.classes is not None or self.functions):
-            raise ValueError("give classes and functions as paths, or all as objects")
+        if self.path is not None and self.classes is not None:
+            raise ValueError("give the classes as paths or as objects, not both")
+        _check_code(code)
         for form in self.calls.values():
             if form.count("{}") != 1 or form.endswith("{}"):
                 raise ValueError(f"calls: {form!r} must have {{}} once, for the argument, and an end after it")
-        for path in (*self._paths.values(), *self.tools):
-            if not all(path.rpartition(":")[::2]):
-                raise ValueError(f"{path!r} names nothing in a file; write 'file.py:Name'")
         return self
+
+    @property
+    def _classes(self) -> Mapping[str, Any]:
+        """The classes or their paths, by the value of the column `environment`; "": of all rows."""
+        found = self.path if self.classes is None else self.classes
+        return found if isinstance(found, Mapping) else {} if found is None else {"": found}
+
+    @property
+    def _scoring(self) -> list[Any]:
+        """The classes that may give a reward; what paths and other factories make is not known."""
+        return list(filter(_may_score, self._classes.values()))
+
+    @property
+    def title(self) -> str:
+        """The name of the class, of several that of the one with a reward, "environment" or "tools"."""
+        names = list(map(_name, self._scoring or self._classes.values()))
+        one = names[0] if len(names) == 1 and names[0].isidentifier() else "environment"  # not <lambda>
+        return one if names else "tools"
+
+    @property
+    def scores(self) -> bool:
+        """Return whether there may be a `get_reward`."""
+        return bool(self._scoring)
 
     @property
     def call_forms(self) -> Mapping[str, str]:
@@ -176,65 +186,18 @@ class Tools(EnvironmentSettings):
         return self.calls
 
     @property
-    def _paths(self) -> dict[str, str]:
-        return {"": self.path} if isinstance(self.path, str) else self.path or {}
-
-    @property
-    def title(self) -> str:
-        """The name of the class, of several that of the one with a reward, "environment" or "tools"."""
-        names = [path.rpartition(":")[2] for path in self._paths.values()]
-        names += [getattr(getattr(each, "func", each), "__name__", "") for each in self._scoring or self._given]
-        one = names[0] if len(names) == 1 and names[0].isidentifier() else "environment"  # not <lambda>
-        return one if names else "tools"
-
-    @property
-    def scores(self) -> bool:
-        """Return whether there may be a `get_reward`."""
-        return bool(self._paths or self._scoring)
-
-    @property
-    def _given(self) -> list[Callable[..., Any]]:
-        return list(self._classes.values())
-
-    @property
-    def _scoring(self) -> list[Callable[..., Any]]:
-        """The classes that may give a reward; what other factories make is not known."""
-        return [
-            each
-            for each in self._given
-            if not isinstance(each, type) or issubclass(each, Episode) or hasattr(each, "get_reward")
-        ]
-
-    @property
-    def _classes(self) -> Mapping[str, Callable[..., Any]]:
-        if isinstance(self.classes, Mapping):
-            return self.classes
-        return {} if self.classes is None else {"": self.classes}
-
-    @property
     def objects(self) -> bool:
         """Return whether there are objects in place of paths."""
         return self.classes is not None or bool(self.functions)
 
-    def _pickled(self) -> str | None:
-        return _pickled((dict(self._classes), self.functions))
-
-    @property
-    def in_this_process(self) -> bool:
-        """Return whether its objects cannot be copied to workers."""
-        return self.objects and self._pickled() is None
-
-    def factory(self, base: Path | None) -> Factory:
-        """Return the tools' own factory."""
-        pickled = self._pickled() if self.objects else None
-        code = {"paths": self._paths, "tools": self.tools, "pickled": pickled, "settings": self.settings}
-        return "oncurve.environments.tools:served", {**code, "base": str(base or Path.cwd())}
-
-    def here(self, copied: bool = True) -> Player | None:
-        """Return a player in this process for objects that cannot be copied: it can be neither limited nor killed."""
-        if not (self.in_this_process or (self.objects and not copied)):
-            return None
-        return player(self._classes, self.functions, self.settings, here=True)
+    def episode(self, base: Path) -> Episode:
+        """Return an `Episode` of the user's, or one of the tools."""
+        classes = {name: partial(_located(code, base), **self.settings) for name, code in self._classes.items()}
+        only = classes.get("")
+        if only is not None and isinstance(only.func, type) and issubclass(only.func, Episode):
+            found: Episode = only()
+            return found
+        return ToolsEpisode(classes, [_located(code, base) for code in (*self.tools, *self.functions)])
 
 
 class Endpoint(EnvironmentSettings):
@@ -245,6 +208,7 @@ class Endpoint(EnvironmentSettings):
     """
 
     programs: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("endpoint", "starlette", "uvicorn")
 
     program: str | None = None
     """A function, sync or async: "agent.py:run" (relative to the recipe) or "module:run". It is given what it names of
@@ -274,41 +238,43 @@ class Endpoint(EnvironmentSettings):
     def _one(self) -> Endpoint:
         if sum((self.program is not None, bool(self.command), self.function is not None)) != 1:
             raise ValueError('give a program ("agent.py:run") or a command (["python", "agent.py"]), one of them')
-        if find_spec("starlette") is None or find_spec("uvicorn") is None:
-            raise ValueError("it needs starlette and uvicorn; install them with: pip install 'oncurve[endpoint]'")
-        if self.function is not None and not callable(self.function):
-            raise ValueError("the function must be callable")
-        if self.program is not None and not all(self.program.rpartition(":")[::2]):
-            raise ValueError(f"{self.program!r} names nothing in a file; write 'agent.py:run'")
+        _check_code([code for code in (self.program, self.function) if code is not None])
         return self
 
     @property
     def title(self) -> str:
         """The name of the function, or of the command."""
-        if self.command:
-            return Path(self.command[-1]).stem or "program"
-        return getattr(self.function, "__name__", "program") if self.program is None else self.program.split(":")[-1]
+        return (Path(self.command[-1]).stem if self.command else _name(self.program or self.function)) or "program"
 
-    def factory(self, base: Path | None) -> Factory:
-        """Return the programs' own factory. Raises ConfigError: the function cannot be copied to a worker."""
-        pickled = None if self.function is None else _pickled(self.function)
-        if pickled is None and self.function is not None:
-            raise ConfigError("environment.function: it cannot be copied to a worker; give its path (program)")
-        code = {"program": self.program, "command": self.command, "pickled": pickled}
-        return "oncurve.environments.program:served", {**code, "base": str(base or Path.cwd())}
-
-    def workers(self, base: Path | None) -> WorkerPool:
-        """Return a pool of one worker. It limits a program's memory, and the wait for its calls limits their time."""
-        path, settings = self.factory(base)
-        return self.pool(path, settings, 1, _LONGEST_PROGRAM_SECONDS)
+    def player(self, base: Path) -> ProgramPlayer:
+        """Return what runs the program."""
+        run = command_runner(self.command, base) if self.command else _located(self.program or self.function, base)
+        return ProgramPlayer(run)
 
 
-def _pickled(objects: Any) -> str | None:
-    """Return objects as cloudpickle bytes in base64; None: they cannot be copied."""
-    try:
-        return base64.b64encode(cloudpickle.dumps(objects)).decode()
-    except Exception:  # picklers raise anything
-        return None
+def served(settings: str, base: str) -> Callable[[Mapping[str, Any]], Any]:
+    """Return the callable of a worker, from a copy of the settings."""
+    found: EnvironmentSettings = unpickled(settings)
+    return found.player(Path(base))
+
+
+def _check_code(code: Sequence[Any]) -> None:
+    for each in code:
+        if not (all(each.rpartition(":")[::2]) if isinstance(each, str) else callable(each)):
+            raise ValueError(f"{each!r:.60} is no code, and names nothing in a file; write 'file.py:Name'")
+
+
+def _may_score(code: Any) -> bool:
+    return not isinstance(code, type) or issubclass(code, Episode) or hasattr(code, "get_reward")
+
+
+def _name(code: Any) -> str:
+    return code.rpartition(":")[2] if isinstance(code, str) else getattr(getattr(code, "func", code), "__name__", "")
+
+
+def _located(code: Any, base: Path) -> Any:
+    """Return the class or function that is given itself or by its path."""
+    return locate(code, base) if isinstance(code, str) else code
 
 
 def environment_meant(table: Mapping[str, Any]) -> str | None:

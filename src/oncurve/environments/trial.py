@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from queue import Empty
 from typing import Any
 
@@ -22,58 +23,52 @@ def rehearsed(
 
     Raises ConfigError: the environment's code cannot be loaded, or fails in the way that is told. What `check` raises.
     """
-    about = host.about()
+    answers = host.about()["answers"]
     if host.settings.programs:
         return _called(host, row, prompt)
-    said = [("prompt", _text(prompt))] if prompt else []
-    start = _asked(host, {"act": "start", "row": dict(row), "prompt": prompt})
+    opened = _asked(host, {"act": "start", "row": dict(row), "prompt": prompt})["said"]
     if check is not None:
-        check(start["said"])
-    said += [("environment", _text(start["said"]))] if start["said"] else []
-    said += [("assistant", MADE_UP)]
-    if about["answers"]:
-        reply = _asked(host, {"act": "end"})
-    else:
-        reply = _asked(host, {"act": "reply", "text": MADE_UP, "calls": []})
-        said += [(message["role"], _text(message["content"])) for message in reply["messages"]]
-        said += [] if reply["reward"] is None else [("reward", f"{reply['reward']:g}")]
-        if not reply["done"]:
-            reply = _asked(host, {"act": "end"})
-    return said + ([] if reply["outcome"] is None else [("outcome", f"{reply['outcome']:g}")])
+        check(opened)
+    said = [(role, _text(each)) for role, each in (("prompt", prompt), ("environment", opened)) if each]
+    reply = _asked(host, {"act": "end"} if answers else {"act": "reply", "text": MADE_UP, "calls": []})
+    said += [("assistant", MADE_UP), *((each["role"], _text(each["content"])) for each in reply.get("messages", ()))]
+    outcome = (reply if "outcome" in reply else _asked(host, {"act": "end"}))["outcome"]
+    return said + _numbers(reward=reply.get("reward"), outcome=outcome)
 
 
 def _called(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, str]]:
     """Run a program whose calls get made-up answers. What it does after the first of them is no mistake of it."""
-    from oncurve.environments.endpoint import Call, answered  # here: its packages are an extra
+    from oncurve.environments.endpoint import Call, EndpointServer, answered  # here: its packages are an extra
 
     host.ready()
-    line, said, reply = host.endpoint.open(), list[tuple[str, str]](), Reply(None, "timeout", "it made no call")
-    pending = host.run(0, line, row, prompt, 0)
-    try:
-        while (event := line.events.get(timeout=host.settings.timeout_seconds)) is not None:
-            if isinstance(event, Call) and said:
-                event.refuse("an episode before a run has one call", "max_turns")
-            elif isinstance(event, Call):
-                said += [*((each["role"], each["content"]) for each in event.asked.messages), ("assistant", MADE_UP)]
-                event.settle(200, answered(MADE_UP, (), "eos", 1, 1))
-        reply = pending.replies()[0]
-    except Empty:
-        pending.close()
-    host.endpoint.shut(line)
+    said, reply = list[tuple[str, str]](), Reply(None, "timeout", "it made no call")
+    with suppress(Empty), EndpointServer() as server:
+        line = server.open()
+        item = {"address": server.address, "key": line.key, "row": dict(row), "prompt": prompt, "seed": 0}
+        with closing(host.begin(0, item, line.events)) as pending:
+            while (event := line.events.get(timeout=host.settings.timeout_seconds)) is not None:
+                if isinstance(call := event[1], Call) and said:
+                    call.refuse("an episode before a run has one call", "max_turns")
+                elif isinstance(call, Call):
+                    said += [*((each["role"], each["content"]) for each in call.messages), ("assistant", MADE_UP)]
+                    call.settle(200, answered(MADE_UP, (), "eos", 1, 1))
+            reply = pending.replies()[0]
     if not said:
         why = "it made no call" if reply.fault is None else f"{reply.fault}: {reply.message.strip()}"
         raise ConfigError(f"environment: the program failed for the first row ({why})")
-    given = reply.fault is None and reply.value["outcome"] is not None
-    return said + ([("outcome", f"{reply.value['outcome']:g}")] if given else [])
+    return said + _numbers(outcome=None if reply.fault is not None else reply.value["outcome"])
 
 
-def _asked(host: Host, item: dict[str, Any]) -> Mapping[str, Any]:
-    reply = host.begin(0, {**item, "key": "trial", "rollout": 0, "seed": 0, "keep": False}).replies()[0]
+def _numbers(**given: float | None) -> list[tuple[str, str]]:
+    return [(name, f"{number:g}") for name, number in given.items() if number is not None]
+
+
+def _asked(host: Host, item: dict[str, Any]) -> Any:
+    reply = host.begin(0, {**item, "key": "trial", "seed": 0, "keep": False}).replies()[0]
     if reply.fault is not None:
         does = {"start": "its start", "reply": "its reply", "end": "its reward"}[item["act"]]
         raise ConfigError(f"environment: {does} failed for the first row ({reply.fault}):\n{reply.message.strip()}")
-    found: Mapping[str, Any] = reply.value
-    return found
+    return reply.value
 
 
 def _text(content: Any) -> str:

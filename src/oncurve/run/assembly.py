@@ -16,6 +16,7 @@ from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
 from oncurve.data import (
+    TOOLS,
     DemonstrationRows,
     Demonstrations,
     Prompts,
@@ -36,10 +37,10 @@ from oncurve.rollout import RolloutEngine, check_token_ids
 from oncurve.run.building import (
     build_engine,
     build_learner,
-    check_tools,
     engine_maker,
     first_episode,
     host_of,
+    shows_tools,
     with_environment,
 )
 from oncurve.run.card import write_card
@@ -266,9 +267,12 @@ def assemble(
         if not resumed:
             rewards.announcements += try_rewards(rewards, config.data, rows)
         if host is not None and len(rows) and not resumed:
-            read = read_tokenizer(config, given.model)
-            check_tools(config, host, rows, read[0])
-            first_episode(config, host, rows, *read)
+            first_episode(config, host, rows, *read_tokenizer(config, given.model))
+            if shown is not None and shows_tools(host) and TOOLS not in shown.train.items[0]:
+                rewards.announcements += (
+                    "sft: the environment's tools stand in the prompts of rollouts, and not in those of the "
+                    f"demonstrations: give these rows a column {TOOLS!r} with the tools' JSON schemas",
+                )
         if given.model is None:
             model, lora = (config.model, config.lora) if start is None else begun_at(config, start)
             loaded = model.build(masters=True, lora=lora, seed=config.run.seed)

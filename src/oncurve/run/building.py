@@ -17,6 +17,7 @@ from oncurve.models import LoadedModel
 from oncurve.models.loading import has_template
 from oncurve.rewards import RewardSet
 from oncurve.rollout import RolloutEngine
+from oncurve.types import Prompt
 
 
 def build_learner(
@@ -60,34 +61,37 @@ def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
 
 def host_of(config: RunConfig, base: Path | None) -> Host | None:
     """Return what plays the episodes of `[environment]`; None: completions are of one turn."""
-    settings = config.environment.plays
-    return None if settings is None else Host(settings, base)
+    settings: Any = config.environment
+    return Host(settings, base) if settings.present else None
 
 
 def first_episode(config: RunConfig, host: Host, rows: Rows, tokenizer: Any, room: int | None) -> list[tuple[str, str]]:
     """Play a turn for the first row, without the model; returns (role, text) of all that was said.
 
-    Raises ConfigError. DataError: with what the environment adds the prompt has more tokens than `room`.
+    Raises ConfigError: the environment fails, or gives no reward and none is set; programs have no chat, or tools
+    cannot be shown. ModelError: the chat template shows no tools. DataError: a row names no environment; with what the
+    environment adds the prompt has more tokens than `room`.
     """
     row, place = rows.items[0], rows.place(rows.numbers[0])
+    prompt = None if tokenizer is None else Prompts(rows, config.data, tokenizer)[0]
+    _check_rewards_and_rows(config, host, rows)
+    if prompt is not None:
+        _check_chat(config, host, prompt, tokenizer)
 
     def check(said: Any) -> None:
-        prompt = Prompts(rows, config.data, tokenizer)[0]
+        if prompt is None:
+            return
         dialogue = Dialogue(tokenizer, (), config.data.chat_template_kwargs)
         tokens = len(dialogue.opened(prompt, said, host.tools_of(row)).ids)
         if room is not None and tokens > room:
             fix = "let it say less, or lower rollout.max_new_tokens"
             raise DataError(f"{place}: with what the environment says it has {tokens} tokens, and {room} fit; {fix}")
 
-    asked = filled_prompt(row, config.data)
-    return rehearsed(host, prompt_columns(row, config.data), asked, check if tokenizer is not None else None)
+    asked = filled_prompt(row, config.data) if prompt is None else prompt.asked
+    return rehearsed(host, prompt_columns(row, config.data), asked, check)
 
 
-def check_tools(config: RunConfig, host: Host, rows: Rows, tokenizer: Any) -> None:
-    """Refuse tools that the model cannot be shown, and an environment without any reward.
-
-    Raises ConfigError. ModelError: the chat template shows no tools. DataError: a row names no environment.
-    """
+def _check_rewards_and_rows(config: RunConfig, host: Host, rows: Rows) -> None:
     if not host.about().get("scores", True) and all(reward.scores_turns for reward in config.rewards):
         raise ConfigError(f"rewards: {host.settings.title} has no get_reward; add a reward, or get_reward to it")
     tools = host.about().get("tools", ())
@@ -96,12 +100,25 @@ def check_tools(config: RunConfig, host: Host, rows: Rows, tokenizer: Any) -> No
             known = ", ".join(map(repr, tools))
             held = f"the column 'environment' holds {row.get('environment')!r}, and the environments are {known}"
             raise DataError(f"{rows.place(number)}: {held}")
-    shown = any(tools.values()) if isinstance(tools, Mapping) else tools
-    if shown and not host.settings.call_forms:
-        if Prompts(rows, config.data, tokenizer)[0].messages is None:
-            fix = "use an instruction-tuned model, and prompts that are messages, or leave data.chat out"
+
+
+def _check_chat(config: RunConfig, host: Host, prompt: Prompt, tokenizer: Any) -> None:
+    model = "use an instruction-tuned model"
+    if host.settings.programs and not has_template(tokenizer):
+        raise ConfigError(f"environment: programs speak in chats, and the model has no chat template; {model}")
+    if shows_tools(host):
+        if prompt.messages is None:
+            fix = (
+                f"{model} and prompts that are messages, or environment.calls and rollout.stop for calls in plain text"
+            )
             raise ConfigError(f"environment: a chat template shows its tools, and the prompts are no chat; {fix}")
         Dialogue(tokenizer, (), config.data.chat_template_kwargs).check_tools()
+
+
+def shows_tools(host: Host) -> bool:
+    """Return whether the chat template shows tools to the model."""
+    tools = host.about().get("tools", ())
+    return bool(any(tools.values()) if isinstance(tools, Mapping) else tools) and not host.settings.call_forms
 
 
 def with_environment(
@@ -117,14 +134,12 @@ def with_environment(
         raise ConfigError("environment: what it says is text, and the model has no tokenizer; give it one")
     dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs, host.settings.call_forms)
     keep = any("environments" in each.accepts.takes for each in rewards.components)
-    rollout = None
-    if host.settings.programs:
-        from oncurve.environments import Programs  # here: its packages are an extra
+    given = engine, host, dialogue, config.rollout, config.run.seed, keep
+    if not host.settings.programs:
+        return EpisodeEngine(*given)
+    from oncurve.environments import Programs  # here: its packages are an extra
 
-        rollout = partial(Programs, longest=loaded.model.longest_row)
-        if not has_template(loaded.tokenizer):
-            raise ConfigError("environment: programs speak in chats, and the model's tokenizer has no chat template")
-    return EpisodeEngine(engine, host, dialogue, config.rollout, config.run.seed, keep, rollout)
+    return Programs(*given, longest=loaded.model.longest_row)
 
 
 def engine_maker(config: RunConfig, loaded: LoadedModel) -> Callable[[], RolloutEngine]:

@@ -1,5 +1,7 @@
 """Rows of TRL and verl become prompts with the tokens that are trained after them."""
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -57,6 +59,17 @@ def test_of_a_chat_every_turn_of_the_assistant_is_trained_and_no_other_token() -
     assert prompt == [50, 3, 50, 4, 5, 51]
     assert ids == [6, END, 52, 50, 7, 51, 8, 9, 10, END]
     assert trained == [True, True, False, False, False, False, True, True, True, True]
+
+
+@pytest.mark.parametrize("written", [lambda tools: tools, json.dumps])
+def test_tools_of_a_row_stand_in_its_chat(written: Callable[[Any], Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "w20"}}]
+    found = demonstrations([{**CHATS[0], "tools": written(tools)}], chat=True)
+    plain = read(demonstrations(CHATS, chat=True))
+    assert read(found) == ([20, *plain[0]], *plain[1:])
+    assert list(found[0].ids) == chat_tokenizer().apply_chat_template(
+        CHATS[0]["messages"][:2], tools=tools, add_generation_prompt=True, return_dict=False
+    )
 
 
 def test_settings_of_the_data_make_the_prompts() -> None:

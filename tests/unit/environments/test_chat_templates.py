@@ -11,7 +11,6 @@ import oncurve.models.tiny
 from fakes.trl_trainers import END, NO_TRL, RESPONSE, TEMPLATE, call, tokenizer as chat_tokenizer
 from oncurve.base.errors import ModelError
 from oncurve.environments import Dialogue
-from oncurve.environments.dialogue import TemplateError
 from oncurve.models.loading import apply_template, encode, load_tokenizer, render
 
 MARKUP = re.compile(
@@ -77,7 +76,7 @@ def outcome(tokenizer, kind, rounds=2):
             ids += encode(tokenizer, _written(text, history, turn, tokenizer, ends), add_special_tokens=False)
             ids += dialogue.reply(history, turn, [said], tools, ids[-1] in ends)
             history += [turn, said]
-    except (ModelError, TemplateError) as error:
+    except ModelError as error:
         return f"refused: {error}"
     whole = text(history, True)
     if ids == encode(tokenizer, whole, add_special_tokens=False):

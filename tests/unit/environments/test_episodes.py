@@ -173,6 +173,9 @@ def test_an_odd_reply_ends_the_episode_with_a_reason(how):
             continue
         if how == "huge":
             assert (completion.ended, completion.truncated, completion.fault) == ("budget", True, None)
+            last = completion.turns[-1]  # the reply that had no room, for those who look at it
+            assert (last.start, last.end) == (len(completion.ids),) * 2
+            assert 0 < len(last.text) <= 2000
         elif how != "nan":
             assert completion.fault.startswith("environment: ")
 
@@ -199,7 +202,7 @@ def killing(playing):
 
     def kill(index, group):
         if left.pop() if left else False:
-            for pid in playing.host.pids:
+            for pid in [pid for pool in playing.host.pools for pid in pool.pids]:
                 psutil.Process(pid).kill()
 
     return kill
@@ -217,7 +220,7 @@ def test_what_is_given_up_leaves_no_process():
     with engine("Broken") as playing:
         with pytest.raises(KeyboardInterrupt):
             playing.generate(prompts([{}, {"how": "hangs"}]), draw=0, on_group=_interrupt)
-        pids = playing.host.pids
+        pids = [pid for pool in playing.host.pools for pid in pool.pids]
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
 
 

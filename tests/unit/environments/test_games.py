@@ -1,5 +1,6 @@
 """Games of other packages through their adapters, played as a worker plays them."""
 
+import itertools
 import json
 import re
 import time
@@ -10,13 +11,13 @@ import pytest
 import oncurve.models.tiny
 from fakes import openenv_server
 from oncurve.base.errors import ConfigError
-from oncurve.base.imports import locate
 from oncurve.base.shipped import RECIPES
 from oncurve.config import check_complete, load_config
 from oncurve.data import DATA_KINDS, load_eval_rows, load_rows
 from oncurve.environments import ENVIRONMENT_KINDS, Dialogue
+from oncurve.environments.play import pickled
 from oncurve.models.loading import load_tokenizer
-from oncurve.rewards import RewardSet
+from oncurve.rewards import RewardSet, unpickled
 from oncurve.types import Completion, Group, Prompt
 
 TOKENIZER = load_tokenizer(str(Path(oncurve.models.tiny.__file__).parent), local=True)
@@ -25,9 +26,8 @@ GAMES = Path(__file__).parents[2] / "fakes" / "games.py"
 
 def episode(kind, base=RECIPES, **settings):
     """The worker's side of an environment: `ask(act, ...)`, one episode at a time."""
-    path, given = ENVIRONMENT_KINDS[kind](**settings).factory(base)
-    player = locate(path)(**json.loads(json.dumps(given)))
-    common = {"key": "0", "rollout": 1, "seed": 11, "keep": False}
+    player = unpickled(pickled(ENVIRONMENT_KINDS[kind](**settings))).player(base)
+    common = {"key": "0", "seed": 11, "keep": False}
 
     def ask(act, **item):
         return player({**common, "act": act, **item})
@@ -77,6 +77,39 @@ def test_shipped_demonstrations_are_streams_of_games(name, largest):
             possible &= {">": higher, "<": lower, "": {int(guess)} | higher | lower}[hint]
         assert possible
         assert re.fullmatch(r"(\d+ [<>] )*\d+ ", row["completion"])
+
+
+def pegs(code, guess):
+    black = sum(map(str.__eq__, code, guess))
+    return "b" * black + "w" * (len(set(code) & set(guess)) - black) or "-"
+
+
+CODES = ["".join(code) for code in itertools.permutations("123456", 2)]
+
+
+def test_mastermind_is_won_by_the_first_code_that_agrees_with_all_pegs():
+    pytest.importorskip("textarena")
+    settings = load_config("textarena_mastermind")[0].environment
+    ask = episode("textarena", **settings.model_dump(include={"id", "settings", "observation", "action"}))
+    for seed in range(30):
+        assert begin(ask, seed=seed) == "1-6: "
+        possible, found = CODES, {"done": False}
+        while not found["done"]:
+            guess = possible[0]
+            said, found = reply(ask, guess)
+            possible = [code for code in possible if pegs(code, guess) == said.strip()]
+        assert found["outcome"] == 1.0
+    begin(ask, seed=0)
+    assert [reply(ask, guess)[0] for guess in ("7", "11")] == ["! ", ""]
+
+
+def test_the_demonstrations_of_mastermind_are_streams_of_games():
+    lines = (RECIPES / "demonstrations" / "textarena_mastermind.jsonl").read_text().splitlines()
+    for row in map(json.loads, lines):
+        *turns, last = [tuple(turn.split(":")) for turn in row["completion"].split(" ")]
+        assert (row["prompt"], last[1]) == ("1-6: ", "")
+        assert {guess for guess, _ in [*turns, last]} <= set(CODES)
+        assert any(all(pegs(code, guess) == said for guess, said in turns) for code in CODES)
 
 
 def test_countdown_is_right_with_each_number_once_and_the_target_alone():
@@ -167,13 +200,14 @@ def test_openenv_is_played_in_a_session_for_each_episode():
 
 
 def test_a_game_whose_package_lacks_is_refused_before_anything_is_loaded(monkeypatch):
-    for module in ("environments.games.game", "data.generated"):
+    for module in ("environments.settings", "data.generated"):
         monkeypatch.setattr(f"oncurve.{module}.find_spec", lambda name: None)
     for words, extra in [
         (["environment.kind=textarena", "environment.id=2048-v0"], "textarena"),
         (["environment.kind=gym_text", "environment.id=FrozenLake-v1"], "gymnasium"),
         (["environment.kind=skyrl_gym", "environment.id=gsm8k"], "skyrl-gym"),
         (["environment.kind=openenv", "environment.url=http://127.0.0.1:8000"], "openenv"),
+        (["environment.program=agent.py:run"], "endpoint"),
         (["data={kind='reasoning_gym', name='chain_sum'}", "rewards=[{kind='reasoning_gym'}]"], "reasoning-gym"),
     ]:
         config, _ = load_config("task", words)

@@ -154,8 +154,9 @@ class Recorded(EngineBase):
 class Here(Tools):
     """Plays in this process."""
 
-    def here(self, copied=True):
-        return super().here(copied=False)
+    @property
+    def in_this_process(self):
+        return True
 
 
 @pytest.mark.parametrize("environment", [Speaker, Player])

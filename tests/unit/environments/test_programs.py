@@ -10,7 +10,7 @@ import torch
 import oncurve.models.tiny
 from fakes import agents
 from fakes.scripted import TableModel
-from oncurve.environments import Dialogue, Endpoint, EpisodeEngine, Host, Programs
+from oncurve.environments import Dialogue, Endpoint, Host, Programs
 from oncurve.models import LocalWeights
 from oncurve.models.loading import load_tokenizer
 from oncurve.rollout import EngineBase, InProcessEngine, Sampling, sample
@@ -65,7 +65,7 @@ def engine(name, inner=None, most=MOST, **settings):
         inner.follow(LocalWeights(TableModel(table(), longest_row=4000), 7))
     dialogue = Dialogue(TOKENIZER, [EOS], {})
     host = Host(environment, None)
-    return EpisodeEngine(inner, host, dialogue, sampling, SEED, rollout=Programs)
+    return Programs(inner, host, dialogue, sampling, SEED)
 
 
 def prompts(rows):
@@ -131,6 +131,7 @@ FAULTS = {
     "dies": "died: ",
     "hangs": "timeout: ",
     "text": "exception: ",
+    "unread": "exception: ",
 }
 
 
@@ -141,7 +142,7 @@ def test_a_broken_program_is_left_out_and_the_others_go_on_as_if_nothing_were():
         groups = dict(zip([*FAULTS, *fine], playing.generate(prompts(rows), 0), strict=True))
         noted = playing.measured()
         right = playing.generate(prompts(rows)[-1:], 0)
-        pids = playing.host.pids
+        pids = [pid for pool in playing.host.pools for pid in pool.pids]
     for how, fault in FAULTS.items():
         assert {each.ended for each in groups[how].completions} == {"fault"}
         assert all(each.fault.startswith(f"environment: {fault}") for each in groups[how].completions), how
@@ -156,6 +157,7 @@ def test_a_broken_program_is_left_out_and_the_others_go_on_as_if_nothing_were():
     assert len(groups["many"].completions) == SIZE * 6
     assert all("got no answer" in each.fault for each in groups["long"].completions)
     assert all(each.fault.startswith("environment: exception: ") for each in groups["special"].completions)
+    assert all("last refused call: the call cannot be read: " in each.fault for each in groups["unread"].completions)
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
 
 

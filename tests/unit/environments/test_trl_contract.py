@@ -21,8 +21,7 @@ ASKED = {"prompt": [{"role": "user", "content": "go"}]}
 @pytest.fixture(autouse=True)
 def _here(monkeypatch):
     """Play in this process, where a test can look at it."""
-    made = Tools.here
-    monkeypatch.setattr(Tools, "here", lambda self, copied=True: made(self, copied=False))
+    monkeypatch.setattr(Tools, "in_this_process", property(lambda self: True))
 
 
 @pytest.fixture

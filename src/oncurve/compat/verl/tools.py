@@ -20,7 +20,7 @@ from typing import Any
 from oncurve.base.errors import ConfigError
 from oncurve.base.imports import import_file
 from oncurve.config import read_table
-from oncurve.environments import Episode, Reply, Toolbox, ToolCall, ToolsEpisode
+from oncurve.environments import Episode, Reply, ToolCall, ToolsEpisode
 
 
 class VerlTools(Episode):
@@ -41,7 +41,7 @@ class VerlTools(Episode):
         entries = [] if config is None else read_table(Path(config), toml=False).get("tools", [])
         self._tools = {tool.name: tool for tool in map(_made, entries)}
         own = [] if functions is None else _functions(functions)
-        self._functions = ToolsEpisode(Toolbox({}, own))
+        self._functions = ToolsEpisode({}, own)
         schemas = [tool.get_openai_tool_schema().model_dump(exclude_none=True) for tool in self._tools.values()]
         self.tools = [*schemas, *(self._functions.tools if own else ())]
         self._kwargs: Mapping[str, Any] = {}

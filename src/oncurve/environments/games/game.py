@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from oncurve.base.imports import locate
 from oncurve.environments.episode import Episode, Reply, ToolCall
-from oncurve.environments.play import Player
-from oncurve.environments.settings import EnvironmentSettings, Factory
+from oncurve.environments.settings import EnvironmentSettings
 
 
 class GameSettings(EnvironmentSettings):
@@ -24,24 +22,8 @@ class GameSettings(EnvironmentSettings):
     same game, and each step another.
     """
 
-    episode: ClassVar[str]
-    """The path of the `Episode` that a worker makes of the other settings."""
-    needs: ClassVar[tuple[str, str] | None] = None
-    """The module that it imports, and the extra that brings it."""
-
     settings: dict[str, JsonValue] = Field(default_factory=dict)
     """Keyword arguments with which the game is made."""
-
-    def missing(self) -> list[str]:
-        """Return a line that says how to install the game's package, where it lacks."""
-        if self.needs is None or find_spec(self.needs[0]) is not None:
-            return []
-        return [f"environment.kind: {self.needs[0]} is not installed: pip install 'oncurve[{self.needs[1]}]'"]
-
-    def factory(self, base: Path | None) -> Factory:
-        """Return the maker of players, with the settings that are not the workers'."""
-        own = {key: getattr(self, key) for key in type(self).model_fields.keys() - EnvironmentSettings.model_fields}
-        return f"{__name__}:served", {"episode": self.episode, "base": str(base or Path.cwd()), **own}
 
 
 class NamedGame(GameSettings):
@@ -77,15 +59,13 @@ class TextGameSettings(GameSettings):
 
 
 class TextGame(Episode):
-    """An episode of a game that shows text.
-
-    observation, action   paths of the functions that change what is shown and written; `base` is their folder
+    """An episode of a game that shows text. `base` is the folder of the functions that change what is shown, and what
+    is written.
     """
 
-    def __init__(self, base: str, observation: str | None, action: str | None) -> None:
-        folder = Path(base)
-        self._observation = str if observation is None else locate(observation, folder)
-        self._action = str if action is None else locate(action, folder)
+    def __init__(self, settings: TextGameSettings, base: Path) -> None:
+        self._observation = str if settings.observation is None else locate(settings.observation, base)
+        self._action = str if settings.action is None else locate(settings.action, base)
 
     def begin(self, seed: int, row: Mapping[str, Any]) -> Any:
         """Begin a game, and return what it shows."""
@@ -98,22 +78,14 @@ class TextGame(Episode):
     def start(self, row: Mapping[str, Any], prompt: Any) -> str:
         """Begin the game of the row's `seed`."""
         seed = row.get("seed")
-        return self._shown(self.begin(random.getrandbits(30) if seed is None else int(seed), row))
+        return str(self._observation(self.begin(random.getrandbits(30) if seed is None else int(seed), row)))
 
     def reply(self, text: str, calls: Sequence[ToolCall]) -> Reply:
         """Return what the game shows to a turn."""
         shown, reward, done = self.play(self._action(text))
-        return Reply(() if done else [{"role": "user", "content": self._shown(shown)}], reward, done)
-
-    def _shown(self, shown: Any) -> str:
-        return str(self._observation(shown))
+        messages = [] if done else [{"role": "user", "content": str(self._observation(shown))}]
+        return Reply(messages, reward, done)
 
     def score(self) -> float | None:
         """Return 0: what the turns did not earn. So is the reward of a game that is left before its end."""
         return 0.0
-
-
-def served(episode: str, base: str, **settings: Any) -> Player:
-    """Return the callable of a worker."""
-    made = locate(episode)
-    return Player(lambda: made(base=base, **settings))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from oncurve.base.imports import locate
 from oncurve.environments.games.game import NamedGame, TextGame, TextGameSettings
@@ -18,25 +18,27 @@ from oncurve.environments.games.game import NamedGame, TextGame, TextGameSetting
 class GymText(NamedGame, TextGameSettings):
     """A game with the protocol of Gymnasium. Each turn has the reward of its step."""
 
-    episode: ClassVar[str] = f"{__name__}:GymTextGame"
-
     @property
-    def needs(self) -> tuple[str, str] | None:  # type: ignore[override]
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         """Gymnasium, for a name that it knows."""
-        return ("gymnasium", "gymnasium") if self.id is not None else None
+        return ("gymnasium", "gymnasium") if self.id is not None else ()
+
+    def episode(self, base: Path) -> GymTextGame:
+        """Return the game."""
+        return GymTextGame(self, base)
 
 
 class GymTextGame(TextGame):
     """An episode of `environment`, which was made by a class or by its name."""
 
-    def __init__(self, base: str, path: str | None, id: str | None, settings: Mapping[str, Any], **texts: Any) -> None:
-        super().__init__(base, **texts)
-        if path is not None:
-            self.environment = locate(path, Path(base))(**settings)
+    def __init__(self, settings: GymText, base: Path) -> None:
+        super().__init__(settings, base)
+        if settings.path is not None:
+            self.environment = locate(settings.path, base)(**settings.settings)
         else:
             import gymnasium
 
-            self.environment = gymnasium.make(str(id), disable_env_checker=True, **settings)
+            self.environment = gymnasium.make(str(settings.id), disable_env_checker=True, **settings.settings)
 
     def begin(self, seed: int, row: Mapping[str, Any]) -> Any:
         """Reset the game."""

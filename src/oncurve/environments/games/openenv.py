@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -22,8 +23,7 @@ _LARGEST_BYTES = 16 << 20
 class OpenEnv(TextGameSettings):
     """An environment on a server that speaks OpenEnv's protocol. Each turn has the reward of its step."""
 
-    episode: ClassVar[str] = f"{__name__}:OpenEnvGame"
-    needs: ClassVar[tuple[str, str] | None] = ("websockets", "openenv")
+    needs: ClassVar[tuple[str, ...]] = ("openenv", "websockets")
 
     url: str = Field(pattern=r"^(http|ws)s?://")
     """The server: "http://127.0.0.1:8000"."""
@@ -41,35 +41,30 @@ class OpenEnv(TextGameSettings):
     exact: bool = False
     """The server gives the same replies to the same seed and actions."""
 
+    def episode(self, base: Path) -> OpenEnvGame:
+        """Return the environment's client."""
+        return OpenEnvGame(self, base)
+
 
 class OpenEnvGame(TextGame):
     """An episode in a session of its own."""
 
-    def __init__(
-        self,
-        base: str,
-        url: str,
-        action_field: str,
-        observation_field: str | None,
-        settings: Mapping[str, Any],
-        **texts: Any,
-    ) -> None:
-        super().__init__(base, **texts)
-        self._url = url.rstrip("/").replace("http", "ws", 1) + "/ws"
-        self._fields, self._settings = (action_field, observation_field), settings
-        self._session = ExitStack()
+    def __init__(self, settings: OpenEnv, base: Path) -> None:
+        super().__init__(settings, base)
+        self._settings, self._session = settings, ExitStack()
 
     def begin(self, seed: int, row: Mapping[str, Any]) -> Any:
         """Open a session, and reset its environment."""
         from websockets.sync.client import connect
 
         self.close()
-        self._socket = self._session.enter_context(connect(self._url, max_size=_LARGEST_BYTES))
-        return self._ask("reset", {**self._settings, **row, "seed": seed})[0]
+        url = self._settings.url.rstrip("/").replace("http", "ws", 1) + "/ws"
+        self._socket = self._session.enter_context(connect(url, max_size=_LARGEST_BYTES))
+        return self._ask("reset", {**self._settings.settings, **row, "seed": seed})[0]
 
     def play(self, action: Any) -> tuple[Any, float | None, bool]:
         """Make a step."""
-        return self._ask("step", action if isinstance(action, Mapping) else {self._fields[0]: action})
+        return self._ask("step", action if isinstance(action, Mapping) else {self._settings.action_field: action})
 
     def _ask(self, what: str, data: Mapping[str, Any]) -> tuple[Any, float | None, bool]:
         self._socket.send(json.dumps({"type": what, "data": data}))
@@ -77,9 +72,8 @@ class OpenEnvGame(TextGame):
         found = answer.get("data", {})
         if answer.get("type") != "observation":
             raise RuntimeError(f"the server does not {what}: {found.get('message', answer)}")
-        shown, field = found["observation"], self._fields[1]
-        reward = found.get("reward")
-        return shown if field is None else shown[field], reward, bool(found.get("done"))
+        shown, field = found["observation"], self._settings.observation_field
+        return shown if field is None else shown[field], found.get("reward"), bool(found.get("done"))
 
     def close(self) -> None:
         """End the session."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,8 +17,7 @@ from oncurve.environments.games.game import NamedGame
 class SkyRLGym(NamedGame):
     """An environment of skyrl-gym, one for each row. Each turn has the reward of its step."""
 
-    episode: ClassVar[str] = f"{__name__}:SkyRLGymEpisode"
-    needs: ClassVar[tuple[str, str] | None] = ("skyrl_gym", "skyrl-gym")
+    needs: ClassVar[tuple[str, ...]] = ("skyrl-gym", "skyrl_gym")
 
     settings: dict[str, JsonValue] = Field(default_factory=dict)
     """Entries of `extras` that the columns of the row do not have: `{ max_turns = 3 }`."""
@@ -25,28 +25,30 @@ class SkyRLGym(NamedGame):
     env_config: dict[str, JsonValue] = Field(default_factory=dict)
     """What the environment gets as `env_config`."""
 
+    def episode(self, base: Path) -> SkyRLGymEpisode:
+        """Return an environment's episodes."""
+        return SkyRLGymEpisode(self, base)
+
 
 class SkyRLGymEpisode(Episode):
     """An episode of an environment of skyrl-gym."""
 
-    def __init__(
-        self, base: str, id: str | None, path: str | None, settings: Mapping[str, Any], env_config: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, settings: SkyRLGym, base: Path) -> None:
         import omegaconf
         import skyrl_gym
 
-        self._make = skyrl_gym.make if path is None else lambda _, **given: locate(path, Path(base))(**given)
-        self._id, self._extras, self._config = id, settings, omegaconf.OmegaConf.create(dict(env_config))
+        path, self._extras = settings.path, settings.settings
+        self._make = partial(skyrl_gym.make, settings.id) if path is None else locate(path, base)
+        self._config = omegaconf.OmegaConf.create(settings.env_config)
 
     def start(self, row: Mapping[str, Any], prompt: Any) -> Sequence[Mapping[str, Any]]:
         """Make the environment of a row, and return the messages that it adds. Raises ValueError: it changes others."""
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        self.environment = self._make(self._id, env_config=self._config, extras={**self._extras, **row})
+        self.environment = self._make(env_config=self._config, extras={**self._extras, **row})
         opened = self.environment.init([dict(each) for each in asked])[0]
         if opened[: len(asked)] != asked:
             raise ValueError("its init changes the messages of the prompt; write them so in the data")
-        added: Sequence[Mapping[str, Any]] = opened[len(asked) :]
-        return added
+        return list(opened[len(asked) :])
 
     def reply(self, text: str, calls: Sequence[ToolCall]) -> Reply:
         """Make a step. What the environment makes of the policy's text is not read: what was sampled stays."""

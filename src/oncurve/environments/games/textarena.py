@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -16,8 +17,7 @@ _RAW = "-raw"
 class TextArena(TextGameSettings):
     """A game of TextArena for one player. Its reward is that of the whole game, and 0 for one that is left."""
 
-    episode: ClassVar[str] = f"{__name__}:TextArenaGame"
-    needs: ClassVar[tuple[str, str] | None] = ("textarena", "textarena")
+    needs: ClassVar[tuple[str, ...]] = ("textarena", "textarena")
 
     id: str = Field(min_length=1)
     """The game's name: "GuessTheNumber-v0"."""
@@ -27,16 +27,19 @@ class TextArena(TextGameSettings):
         """The game's name."""
         return self.id
 
+    def episode(self, base: Path) -> TextArenaGame:
+        """Return the game."""
+        return TextArenaGame(self, base)
+
 
 class TextArenaGame(TextGame):
     """An episode of a game of TextArena."""
 
-    def __init__(self, base: str, id: str, settings: Mapping[str, Any], **texts: Any) -> None:
-        super().__init__(base, **texts)
+    def __init__(self, settings: TextArena, base: Path) -> None:
+        super().__init__(settings, base)
         import textarena
 
-        self.environment = textarena.make(id.removesuffix(_RAW) + _RAW, **settings)
-        self._outcome = 0.0
+        self.environment = textarena.make(settings.id.removesuffix(_RAW) + _RAW, **settings.settings)
 
     def begin(self, seed: int, row: Mapping[str, Any]) -> str:
         """Reset the game."""
