@@ -135,7 +135,7 @@ class RunDirectory(Closing):
         if not existing.is_dir():
             raise RunDirectoryError(f"{existing} is a file. Choose another --out.")
         if not os.access(existing, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-            raise RunDirectoryError(f"{existing} cannot be written to: change its permissions or choose another --out.")
+            raise RunDirectoryError(f"{existing} cannot be written to. Choose another --out, or change its mode.")
         if path.is_dir() and any(path.iterdir()) and not _is_beginning(path):
             fix = (
                 f"Go on with it ({go_on or command('resume', path)}), or choose another {'out' if go_on else '--out'}."
