@@ -29,12 +29,12 @@ def check_row(row: Mapping[str, Any], settings: DataSettings, place: str) -> Non
     for column in wanted:
         if column not in row:
             has = ", ".join(str(name) for name in row) or "no columns"
-            fix = "data.template"
+            fix = "correct data.template"
             if settings.template is None:
                 text = next((name for name, value in row.items() if isinstance(value, str)), "COLUMN")
-                fix = f'data.prompt_column={text} or data.template (data.template = "" where an environment asks)'
+                fix = f'set data.prompt_column={text} or data.template (data.template = "" where an environment asks)'
             near = suggest(column, [name for name in row if isinstance(name, str)])
-            raise DataError(f"{place}: column {column!r} is missing; it has: {has}; set {fix}{near}")
+            raise DataError(f"{place}: column {column!r} is missing; it has: {has}; {fix}{near}")
         if row[column] is None:
             raise DataError(f"{place}: column {column!r} is empty (null); a prompt needs a value")
     for column, value in row.items():

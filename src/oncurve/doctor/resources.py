@@ -39,7 +39,8 @@ def crowded_processors(case: Case) -> str | None:
     share = _share_of_step(case, "time/processor_wait") / (threads if isinstance(threads, int) else 1)
     if share < CROWDED:
         return None
-    return f"In the last {case.span} steps threads had no processor for {share:.0%} of the time (time/processor_wait)"
+    waited = f"threads waited for a processor {share:.2g} seconds per second of a step (time/processor_wait)"
+    return f"In the last {case.span} steps {waited}"
 
 
 def memory_near_limit(case: Case) -> str | None:

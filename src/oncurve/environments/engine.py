@@ -13,11 +13,13 @@ from typing import Any
 
 from oncurve.base.errors import ModelError
 from oncurve.environments.dialogue import kept
-from oncurve.environments.turns import Row, TurnsEngine
+from oncurve.environments.turns import Row, TurnsEngine, unwritten
 from oncurve.processes.pool import Reply
 from oncurve.randomness import episode_seed
 from oncurve.types import Completion, Ending
 
+_SHOWN = 2000
+"""Characters of a reply without room that are kept, as a turn without tokens."""
 _PATIENCE_SECONDS = 1.0  # until it looks whether the workers can still reply
 
 
@@ -129,5 +131,7 @@ class EpisodeEngine(TurnsEngine):
         for message, call in zip(said, row.written[-1].get("tool_calls", ()), strict=False):
             message["tool_call_id"] = call["id"]
         row.ended = "turns" if row.turn >= self.settings.max_turns else self._context(row, said, ended)
+        if row.ended == "budget" and said:  # for those who look at it
+            row.add(said[0]["role"], unwritten("\n".join(str(each["content"]) for each in said)[:_SHOWN], ()))
         if row.ended is not None:
             self._ask(row, {"act": "end"})

@@ -83,7 +83,7 @@ class Row:
     def completion(self, shared: int) -> Completion:
         """Return it as a completion of the `shared` tokens at the start of its prompt."""
         own = self.start.ids[shared:] if self.turn else self.prompt.ids[-1:]  # a row has a token
-        parts = [("user", _unwritten("", own))] * bool(own) + self.parts
+        parts = [("user", unwritten("", own))] * bool(own) + self.parts
         ends = accumulate(len(part.ids) for _, part in parts)
         turns = tuple(
             Turn(role, end - len(part.ids), end, part.text, self.rewards.get(number - bool(own)))
@@ -102,7 +102,7 @@ class Row:
         return Completion(*of_policy, *of_episode, *kept)
 
 
-def _unwritten(text: str, ids: Sequence[int]) -> Completion:
+def unwritten(text: str, ids: Sequence[int]) -> Completion:
     """Return what the policy reads and has not written."""
     return Completion(tuple(ids), text, (0.0,) * len(ids), "given", 0, 0, (False,) * len(ids))
 
@@ -288,6 +288,6 @@ class TurnsEngine(Closing):
             return "template"
         if len(ids) >= left:
             return "budget"
-        row.add(said[0]["role"] if said else "user", _unwritten("\n".join(texts), ids))
+        row.add(said[0]["role"] if said else "user", unwritten("\n".join(texts), ids))
         row.written += said
         return None

@@ -14,7 +14,15 @@ GROUPS_SHOWN = 2  # from the first step, and as many from the last
 COMPLETIONS_SHOWN = 8
 LONGEST_TEXT = 6000  # characters of a prompt or completion on the page; rollouts/ has all of it
 ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "target", "label")
-ENDINGS = {"eos": "end token", "stop": "stop string", "length": "cut off at the limit", "given": "demonstration"}
+ENDINGS = {
+    "eos": "end token",
+    "stop": "stop string",
+    "length": "cut off at the limit",
+    "given": "demonstration",
+    "budget": "no room for a reply",
+    "turns": "environment.max_turns reached",
+    "environment": "ended by the environment",
+}
 
 
 def shown_groups(run: RunRecord, steps: Sequence[int]) -> list[dict[str, Any]]:
@@ -90,7 +98,7 @@ def _shown_completion(item: Mapping[str, Any], largest: float) -> dict[str, Any]
 
     Where its steps were scored they are in `steps`, and `text` is what follows the last of them.
     """
-    text, steps = _text(item), _shown_steps(item)
+    text, steps = text_of(item), _shown_steps(item)
     end = item["step_offsets"][-1] if steps else 0
     return {
         "reward": None,
@@ -107,7 +115,7 @@ def _shown_completion(item: Mapping[str, Any], largest: float) -> dict[str, Any]
     }
 
 
-def _text(item: Mapping[str, Any]) -> str:
+def text_of(item: Mapping[str, Any]) -> str:
     """Return the text of a completion; of an episode, its turns with their roles."""
     turns = item.get("turns") or ()
     return "\n".join(f"{turn['role']}: {turn['text']}" for turn in turns) if turns else str(item["text"])

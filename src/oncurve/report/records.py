@@ -73,12 +73,14 @@ def _completion_record(completion: Completion, score: Score | None, advantages: 
     if completion.turns:
         record["turns"] = [_plain(asdict(turn)) for turn in completion.turns]
         record["outcome"] = _plain(completion.outcome)
+    if completion.fault is not None:
+        record["fault"] = completion.fault
     if score is not None:
         record |= {
             "reward": _plain(score.reward) if score.valid and completion.ended != "given" else None,
             "valid": score.valid,
             "parts": {name: _plain(value) for name, value in score.parts.items()},
-            "fault": score.fault,
+            "fault": score.fault or completion.fault,
         }
         if score.extras:
             record["extras"] = _plain(score.extras)

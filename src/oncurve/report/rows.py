@@ -44,7 +44,7 @@ def row_of(record: Mapping[str, Any]) -> dict[str, Any]:
         "mean": mean,
         "spread": math.sqrt(squares / max(1, len(rewards) - 1)) if rewards else math.nan,
         "right": -1 if verifier is None else sum(value >= 1 for value in verdicts),
-        "truncated": sum(item.get("ended") == "length" for item in completions),
+        "truncated": sum(item.get("ended") in ("length", "budget") for item in completions),
         "invalid": sum(item.get("valid") is False for item in completions),
         "largest": max((abs(value) for value in advantages if value is not None), default=math.nan),
         "length": statistics.fmean(len(item.get("ids") or ()) for item in completions) if completions else 0.0,

@@ -12,7 +12,7 @@ from oncurve.base.errors import ConfigError, RunDirectoryError
 from oncurve.base.output import visible
 from oncurve.metrics import short
 from oncurve.report.evaluations import EvaluationFiles, compared
-from oncurve.report.groups import ENDINGS
+from oncurve.report.groups import ENDINGS, text_of
 from oncurve.report.index import RolloutIndex
 from oncurve.report.records import read_run
 from oncurve.report.rollouts import steps_in_words
@@ -206,8 +206,8 @@ def _completion_lines(item: Mapping[str, Any]) -> list[str]:
     parts = ", ".join(f"{name} {_short(value)}" for name, value in item.get("parts", {}).items())
     lines = [f"completion {item['completion']}   {values}   {item['tokens']} tokens, {visible(ended)}"]
     lines += [f"parts: {visible(parts)}"] if parts else []
-    lines += [f"fault: {_one_line(item['fault'])}"] if item.get("fault") else []
-    return [*lines, *_indented(item.get("text", ""))]
+    lines += [f"fault: {visible(' '.join(item['fault'].split()))}"] if item.get("fault") else []
+    return [*lines, *_indented(text_of(item))]
 
 
 def _short(value: Any) -> str:

@@ -59,7 +59,7 @@ def test_a_missing_column_is_named_with_line_and_what_there_is(tmp_path: Path):
         'data.template (data.template = "" where an environment asks)'
     )
     said = complaint(Files(path=str(file), template="{qestion}"))
-    assert "line 1: column 'qestion' is missing; it has: prompt; set data.template" in said
+    assert "line 1: column 'qestion' is missing; it has: prompt; correct data.template" in said
 
 
 @pytest.mark.parametrize(

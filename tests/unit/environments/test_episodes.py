@@ -173,6 +173,9 @@ def test_an_odd_reply_ends_the_episode_with_a_reason(how):
             continue
         if how == "huge":
             assert (completion.ended, completion.truncated, completion.fault) == ("budget", True, None)
+            last = completion.turns[-1]  # the reply that had no room, for those who look at it
+            assert (last.start, last.end) == (len(completion.ids),) * 2
+            assert 0 < len(last.text) <= 2000
         elif how != "nan":
             assert completion.fault.startswith("environment: ")
 

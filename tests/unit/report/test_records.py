@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from oncurve.base.errors import RunDirectoryError
-from oncurve.report import EvaluationFiles, RolloutFiles, group_record, look_at_flips, read_run
+from oncurve.report import EvaluationFiles, RolloutFiles, group_record, look_at, look_at_flips, read_run, show_text
 from oncurve.trainer import Recorder, TrainerState
-from oncurve.types import Completion, Group, Prompt, Score
+from oncurve.types import Completion, Group, Prompt, Score, Turn
 
 
 def group(scores: tuple[Score, ...]) -> Group:
@@ -55,6 +55,19 @@ def test_a_completion_that_is_not_valid_has_no_reward_and_no_advantage() -> None
     assert record["completions"][1]["reward"] is None
     assert record["completions"][1]["advantage"] is None
     assert record["completions"][1]["fault"] == "timeout"
+
+
+def test_an_episode_is_shown_by_its_turns_and_with_its_fault(tmp_path: Path) -> None:
+    right, wrong = group(()).completions
+    said = (Turn("assistant", 0, 1, "4?"), Turn("tool", 1, 2, "warm"))
+    episodes = (replace(right, turns=said), replace(wrong, ended="fault", fault="environment: exception: it broke"))
+    RolloutFiles(tmp_path).write(
+        1, RolloutFiles.content([{"step": 1, **group_record(Group(group(()).prompt, episodes))}])
+    )
+    (tmp_path / "config.toml").touch()
+    shown = show_text(look_at(tmp_path, group=0))
+    for words in ("  assistant: 4?\n  tool: warm", "fault: environment: exception: it broke"):
+        assert words in shown
 
 
 def test_tokens_that_the_policy_did_not_write_are_marked_in_the_record_and_read_back(tmp_path: Path) -> None:

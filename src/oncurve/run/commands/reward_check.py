@@ -154,7 +154,8 @@ def check_rewards_of(
         shared = {key: getattr(config.data, key) for key in SHARED}
         config = config.model_copy(update={"data": Files(path=str(file.absolute()), **shared)})
     check_complete(config)
-    rows = (load_rows(config.data, base) if file is None else read_rows(config.data, None)[0]).first(prompts)
+    whole = load_rows(config.data, base) if file is None else read_rows(config.data, None)[0]
+    rows = whole.first(prompts)
     given = None if sample else [_given(rows, index, column) for index in range(len(rows))]
     prepare_process(config.run.threads)
     with RewardSet.build(config.fitted_rewards, base=base) as rewards:
@@ -167,6 +168,7 @@ def check_rewards_of(
         else:
             groups = _groups(rows, given, config, rewards)
             source = f"from the column {column!r} of " + ("the recipe's data" if file is None else str(file))
+            source += f", whose first {prompts} of {len(whole):,} rows these are (--prompts)" * (len(rows) < len(whole))
         scored = rewards.score(groups)
         names = tuple(component.name for component in rewards.components)
     shown = []
