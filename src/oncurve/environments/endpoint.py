@@ -38,7 +38,6 @@ MODEL = "policy"
 OVER = "the episode is over"
 _LARGEST_BODY = 16 << 20
 _STOPS = 4
-_END_SECONDS = 5.0
 _SET_BY_THE_RUN = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "tool_choice", "logprobs")
 _USUAL = (1, 0, "auto", False)
 
@@ -203,14 +202,14 @@ class EndpointServer(Closing):
     def close(self) -> None:
         """End the server. Twice is allowed."""
         self._server.should_exit = True
-        self._thread.join(_END_SECONDS)
+        self._thread.join(5.0)
 
     async def _asked(self, request: Request) -> tuple[Line, str, Any]:
         """Return the line and the process that a request's key names, and its JSON. Raises RefusedError."""
         key, _, process = request.headers.get("authorization", "").removeprefix("Bearer ").strip().partition(".")
-        line = self.lines.get(key)
-        if line is None:
+        if key not in self.lines:
             raise RefusedError("this key names no episode that is being played", "invalid_api_key")
+        request.state.line = line = self.lines[key]
         data = bytearray()
         try:
             async for part in request.stream():
@@ -223,12 +222,7 @@ class EndpointServer(Closing):
 
     async def _chat(self, request: Request) -> Response:
         line, process, body = await self._asked(request)
-        loop = asyncio.get_running_loop()
-        try:
-            call = read_call(body)
-        except RefusedError as why:
-            line.refused.append(why.args[0])
-            raise
+        call, loop = read_call(body), asyncio.get_running_loop()
         answer: asyncio.Future[tuple[int, Mapping[str, Any]]] = loop.create_future()
 
         def settle(*given: Any) -> None:
@@ -258,4 +252,6 @@ class EndpointServer(Closing):
 
 async def _refusal(request: Request, refused: Any) -> Response:
     sentence, code = refused.args
+    if hasattr(request.state, "line"):
+        request.state.line.refused.append(sentence)
     return JSONResponse(_error(sentence, code), 401 if code == "invalid_api_key" else 400)

@@ -19,8 +19,6 @@ from oncurve.processes.pool import Reply
 from oncurve.randomness import episode_seed
 from oncurve.types import Completion, Ending
 
-_SHOWN = 2000
-"""Characters of a reply without room that are kept, as a turn without tokens."""
 _PATIENCE_SECONDS = 1.0  # until it looks whether the workers can still reply
 
 
@@ -133,6 +131,6 @@ class EpisodeEngine(TurnsEngine):
             message["tool_call_id"] = call["id"]
         row.ended = "turns" if row.turn >= self.settings.max_turns else self._context(row, said, ended)
         if row.ended == "budget" and said:  # so that it can be looked at
-            row.add(said[0]["role"], unwritten("\n".join(str(each["content"]) for each in said)[:_SHOWN], ()))
+            row.add(said[0]["role"], unwritten("\n".join(str(each["content"]) for each in said)[:2000], ()))
         if row.ended is not None:
             self._ask(row, {"act": "end"})

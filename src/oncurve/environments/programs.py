@@ -274,9 +274,9 @@ class Programs(TurnsEngine):
         self._end(program)
         if not self._rows_of(program):
             self._rows[program.index].append(program.blank)
-        last = [f"; its last refused call: {each}" for each in program.line.refused[-1:]]
+        why += "".join(f"; its last refused call: {each}" for each in program.line.refused[-1:])
         for row in self._rows_of(program):
-            row.fail("".join([why, *last]))
+            row.fail(why)
 
     def _end(self, program: _Program) -> None:
         """End a program, if it runs, with the rows that have no turn."""

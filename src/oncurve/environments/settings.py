@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from oncurve.base.errors import ConfigError
 from oncurve.base.imports import locate
 from oncurve.components import Component, refuse_extremes_in
 from oncurve.environments.episode import Episode
@@ -19,8 +18,6 @@ from oncurve.environments.program import ProgramPlayer, command_runner
 from oncurve.environments.tools import ToolsEpisode
 from oncurve.processes.pool import WorkerPool
 from oncurve.rewards import Seconds, WorkerLimits, unpickled
-
-_LONGEST_PROGRAM_SECONDS = 7 * 86_400.0
 
 
 class NoEnvironment(Component):
@@ -86,7 +83,7 @@ class EnvironmentSettings(WorkerLimits):
     @property
     def in_this_process(self) -> bool:
         """Return whether its objects cannot be copied to workers: here they can be neither limited nor killed."""
-        return self.objects and pickled(self) is None
+        return pickled(self) is None
 
     @property
     def call_forms(self) -> Mapping[str, str]:
@@ -108,14 +105,10 @@ class EnvironmentSettings(WorkerLimits):
 
     def workers(self, base: Path | None) -> WorkerPool:
         """Return a pool of one worker: an episode stays where it began. The wait for a program's calls limits its time.
-
-        Raises ConfigError: objects in the settings cannot be copied.
+        Not with objects that cannot be copied.
         """
-        copy = pickled(self)
-        if copy is None:
-            raise ConfigError("environment: its code cannot be copied to a worker; give its path")
-        limit = _LONGEST_PROGRAM_SECONDS if self.programs else self.timeout_seconds
-        return self.pool(f"{__name__}:served", {"settings": copy, "base": str(base or Path.cwd())}, 1, limit)
+        limit = 7 * 86_400.0 if self.programs else self.timeout_seconds  # a week
+        return self.pool(f"{__name__}:served", {"settings": pickled(self), "base": str(base or Path.cwd())}, 1, limit)
 
 
 class Tools(EnvironmentSettings):

@@ -66,9 +66,6 @@ class ToolsEpisode(Episode):
         """Return what `reset` returns, which gets all columns of the row, as far as it takes them."""
         several = "" not in self._factories
         chosen = str(row.get(BY_COLUMN)) if several else ""
-        if chosen not in self._factories:
-            known = ", ".join(map(repr, self._factories))
-            raise ValueError(f"the column {BY_COLUMN!r} holds {chosen!r}, and the environments are {known}")
         self.environment = self._of(chosen)
         self._tools = dict(self._named(self.environment))
         reset = getattr(self.environment, "reset", lambda: None)

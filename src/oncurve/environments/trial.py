@@ -14,9 +14,7 @@ from oncurve.processes.pool import Reply
 MADE_UP = "a made-up turn"
 
 
-def rehearsed(
-    host: Host, row: Mapping[str, Any], prompt: Any, check: Callable[[Any], None] | None = None
-) -> list[tuple[str, str]]:
+def rehearsed(host: Host, row: Mapping[str, Any], prompt: Any, check: Callable[[Any], object]) -> list[tuple[str, str]]:
     """Play one turn for a row; returns (role, text) of all that was said, and of what the environment gave.
 
     The policy's turn is made up, without a tool call. `check` is given what the environment says at the start.
@@ -27,8 +25,7 @@ def rehearsed(
     if host.settings.programs:
         return _called(host, row, prompt)
     opened = _asked(host, {"act": "start", "row": dict(row), "prompt": prompt})["said"]
-    if check is not None:
-        check(opened)
+    check(opened)
     said = [(role, _text(each)) for role, each in (("prompt", prompt), ("environment", opened)) if each]
     reply = _asked(host, {"act": "end"} if answers else {"act": "reply", "text": MADE_UP, "calls": []})
     said += [("assistant", MADE_UP), *((each["role"], _text(each["content"])) for each in reply.get("messages", ()))]

@@ -355,7 +355,7 @@ def add(x: int) -> int:
         ({"tools": [add], "environment_factory": Adder}, "tool add: there are two of this name"),
         ({"tools": ["add"]}, "names nothing in a file"),
         ({"tools": [7]}, "expected functions"),
-        ({"environment_factory": 7}, "expected a class"),
+        ({"environment_factory": 7}, "expected classes"),
         ({"environment_factory": {"a": Adder}}, "data row 0: .*'environment' holds None, and the environments are 'a'"),
         ({"environment_factory": object}, "rewards: missing"),
         ({"environment_factory": lambda: object()}, "has no get_reward"),
