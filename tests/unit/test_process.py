@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import oncurve
 from fakes.architectures import architecture
 from fakes.project import ROWS, lay_out, words_tokenizer
 from fakes.tiny_policy import TinyLM
-from oncurve import doctor
+from oncurve.config import RunConfig
 from oncurve.display import Progress
 from oncurve.machine import contention
 from oncurve.machine.contention import NOTICE_WINDOWS, ContentionWatch, ProcessorReading
@@ -69,11 +70,15 @@ def test_all_that_computes_takes_the_threads_of_its_settings_and_is_watched(comp
     assert contention._watch.contention.threads == THREADS
 
 
+RUN: Any = SimpleNamespace(config=RunConfig(), trainer=SimpleNamespace(config=SimpleNamespace(environment={})))
+"""What `shown_by` reads of a run."""
+
+
 def test_the_first_fault_of_a_reward_is_quoted_once_and_on_one_line() -> None:
     out = io.StringIO()
     prompt = Prompt(0, "", (1,))
     with Progress(3, Console(file=out, width=400)) as progress:
-        show = shown_by(progress, doctor.Watch({}))
+        show = shown_by(progress, RUN)
         for step, fault in enumerate((None, "exception: mine: no \x1b[31mfive", "timeout: mine: 3 s"), 1):
             group = Group(prompt, (Completion((1,), "", (0.0,), "eos", 0, 0),), (Score(0.0, fault=fault),))
             show(StepResult(step, {"step": float(step)}, (group,), ()))
@@ -88,7 +93,7 @@ def test_a_neighbour_that_stays_is_told_once_above_the_steps(monkeypatch: pytest
     monkeypatch.setattr(contention, "_watch", watch)
     out = io.StringIO()
     with Progress(100, Console(file=out, width=400)) as progress:
-        show = shown_by(progress, doctor.Watch({}))
+        show = shown_by(progress, RUN)
         show(StepResult(1, {"step": 1.0}, (), ()))
         for window in range(1, 2 * NOTICE_WINDOWS):
             watch.observe(ProcessorReading(0.25 * window, {"1": 0.25 * window}, 0.5 * window, 0.25 * window))

@@ -352,7 +352,8 @@ def _as_list(given: Any, place: str) -> str:
     """
     if isinstance(given, str) and given.startswith("["):
         return f'; in a shell write \'{place}=["…", "…"]\', with all of its quotes'
-    if not isinstance(given, str | int | float) or len(str(given)) >= 80:
+    huge = isinstance(given, int) and abs(given) > 1e60  # which may have no text
+    if huge or not isinstance(given, str | int | float) or len(str(given)) >= 80:
         return ""
     word = shlex.quote(f"{place}=[{json.dumps(given)}]")
     return f"; write [{json.dumps(given)}], in a shell {word}"

@@ -351,6 +351,6 @@ def environment_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     """
     return [
         f"{key} was {before[key]!r} and is {now[key]!r}"
-        for key in now
+        for key in sorted(now)
         if key not in FOR_THE_READER and key in before and before[key] != now[key]
     ]
