@@ -156,7 +156,13 @@ class Demonstrations:
         rows, prompt = self.prompts.rows, self.prompts[index]
         place, row = rows.place(rows.numbers[index]), rows.items[index]
         tools = row.get(TOOLS) if prompt.messages else None
-        shown = {TOOLS: json.loads(tools) if isinstance(tools, str) else tools} if tools else {}
+        try:
+            tools = json.loads(tools) if isinstance(tools, str) and tools else tools
+            if tools and not (isinstance(tools, list) and all(isinstance(each, Mapping) for each in tools)):
+                raise ValueError
+        except ValueError as error:
+            raise DataError(f"{place}: column 'tools': expected a list of JSON schemas, or its text") from error
+        shown = {TOOLS: tools} if tools else {}
         variables = {**self.prompts.settings.chat_template_kwargs, **shown}
         try:
             if shown:

@@ -81,7 +81,7 @@ class Line(Closing):
     """The side of the run of one episode: its `key` at a server, and what happens to it in the order in which it
     happens.
 
-    events   (the process of the program, a `Call` or a reward that was posted); None: the program has ended
+    events   (the process of the program, a `Call`, a reward that was posted, or None: it begins); None: it has ended
     refused  why calls of it could not be read, or answered
     """
 
@@ -181,7 +181,7 @@ class EndpointServer(Closing):
 
     def __init__(self) -> None:
         self.lines: dict[str, Line] = {}
-        posts = {"/v1/chat/completions": self._chat, "/v1/reward": self._told}
+        posts = {"/v1/chat/completions": self._chat, "/v1/reward": self._told, "/v1/begun": self._begun}
         routes = [Route(path, answer, methods=["POST"]) for path, answer in posts.items()]
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
@@ -244,6 +244,11 @@ class EndpointServer(Closing):
         if type(reward) not in (int, float) or not math.isfinite(reward):
             raise RefusedError('a reward is written {"reward": 1.0}', "invalid_request")
         line.events.put((process, float(reward)))
+        return JSONResponse({"ok": True})
+
+    async def _begun(self, request: Request) -> Response:
+        line, process, _ = await self._asked(request)
+        line.events.put((process, None))
         return JSONResponse({"ok": True})
 
     async def _models(self, request: Request) -> Response:

@@ -52,11 +52,11 @@ class Player:
         act, key = item["act"], item["key"]
         episode, found = self._live.pop(key, None), dict[str, Any]()
         if act == "start":
+            if key in self._shown:
+                self._free.append(self._shown.pop(key))
+                yield self._free[-1].close()  # type: ignore[func-returns-value]
             episode = self._free.pop() if self._free else self._make()
             found = {"said": _said((yield episode.start(item["row"], item["prompt"])))}
-            if key in self._shown:
-                yield self._shown[key].close()  # type: ignore[func-returns-value]
-                self._free.append(self._shown.pop(key))
         elif episode is None:
             return {"lost": True}
         elif act == "reply":
@@ -97,13 +97,15 @@ def pickled(value: Any) -> str | None:
         return None
 
 
-def _copied(environment: Any) -> str | None:
+def _copied(environment: Any) -> str:
     """Return an environment for rewards in other processes, without attributes that cannot leave this one."""
     whole = pickled(environment)
     if whole is None:
         rest = object.__new__(type(environment))
         rest.__dict__.update({name: value for name, value in vars(environment).items() if pickled(value) is not None})
         whole = pickled(rest)
+    if whole is None:
+        raise TypeError(f"a {type(environment).__name__} cannot be copied for the rewards that take it")
     return whole
 
 

@@ -128,10 +128,16 @@ class Programs(TurnsEngine):
         taken = {program.slot for program in programs if program.pending is not None}
         free = [slot for slot in range(wave.start, self._endpoint.processes, wave.step) if slot not in taken]
         for program, slot in zip([program for program in programs if program.slot is None], free, strict=False):
-            program.slot, program.since, prompt = slot, time.monotonic(), program.blank.prompt
+            program.slot, prompt = slot, program.blank.prompt
+            program.since = time.monotonic() + self._endpoint.start_timeout_seconds  # until it says that it begins
             seed = episode_seed(self.seed, self._draw, prompt.id, 0, 0)  # all samples of a group begin alike
-            line = {"address": program.line.server.address, "key": program.line.key}
-            item = {**line, "row": dict(prompt.columns), "prompt": asked(prompt), "seed": seed}
+            item = {
+                "address": program.line.server.address,
+                "key": program.line.key,
+                "row": dict(prompt.columns),
+                "prompt": asked(prompt),
+                "seed": seed,
+            }
             program.pending = self.host.begin(slot, item, program.line.events)
         return [program for program in programs if program.pending is not None and not program.waits]
 
@@ -155,7 +161,9 @@ class Programs(TurnsEngine):
                 self._fail(program, "died: its worker has ended, and environment.exact = false: it is not run again")
             program.calls, program.unclaimed, program.posted = [], list(program.made), None
         program.process = process
-        if isinstance(said, Call):
+        if said is None:
+            program.since = time.monotonic()
+        elif isinstance(said, Call):
             program.calls.append(said)
         else:
             program.posted = said

@@ -94,7 +94,7 @@ class Row:
             (part.ids, part.logprobs, part.trained or [True] * len(part.ids), part.kept_sizes or [-1] * len(part.ids))
             for _, part in parts
         )
-        ids, logprobs, trained, sizes = (tuple(chain(*each)) for each in zip(*of_tokens, strict=True))
+        ids, logprobs, trained, sizes = (tuple(chain(*each)) for each in list(zip(*of_tokens, strict=True)) or [()] * 4)
         text, version = "\n".join(part.text for part in written), written[-1].policy_version if written else 0
         of_policy = ids, text, logprobs, self.ended or "fault", self.sample, version, trained
         of_episode = turns, tuple(self.written), self.outcome, self.fault, self.environment

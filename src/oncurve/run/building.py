@@ -103,16 +103,19 @@ def _check_rewards_and_rows(config: RunConfig, host: Host, rows: Rows) -> None:
 
 
 def _check_chat(config: RunConfig, host: Host, prompt: Prompt, tokenizer: Any) -> None:
-    model = "use an instruction-tuned model"
-    if host.settings.programs and not has_template(tokenizer):
-        raise ConfigError(f"environment: programs speak in chats, and the model has no chat template; {model}")
+    _check_template(host, tokenizer)
     if shows_tools(host):
         if prompt.messages is None:
-            fix = (
-                f"{model} and prompts that are messages, or environment.calls and rollout.stop for calls in plain text"
-            )
+            plain = "environment.calls and rollout.stop for calls in plain text"
+            fix = f"use an instruction-tuned model and prompts that are messages, or {plain}"
             raise ConfigError(f"environment: a chat template shows its tools, and the prompts are no chat; {fix}")
         Dialogue(tokenizer, (), config.data.chat_template_kwargs).check_tools()
+
+
+def _check_template(host: Host, tokenizer: Any) -> None:
+    if host.settings.programs and not has_template(tokenizer):
+        fix = "use an instruction-tuned model"
+        raise ConfigError(f"environment: programs speak in chats, and the model has no chat template; {fix}")
 
 
 def shows_tools(host: Host) -> bool:
@@ -132,6 +135,7 @@ def with_environment(
         return engine
     if loaded.tokenizer is None:
         raise ConfigError("environment: what it says is text, and the model has no tokenizer; give it one")
+    _check_template(host, loaded.tokenizer)
     dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs, host.settings.call_forms)
     keep = any("environments" in each.accepts.takes for each in rewards.components)
     given = engine, host, dialogue, config.rollout, config.run.seed, keep

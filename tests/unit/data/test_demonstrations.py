@@ -72,6 +72,12 @@ def test_tools_of_a_row_stand_in_its_chat(written: Callable[[Any], Any]) -> None
     )
 
 
+@pytest.mark.parametrize("tools", ["hammer, saw", ["hammer"], 3])
+def test_tools_that_are_no_schemas_are_refused_with_their_place(tools: Any) -> None:
+    with pytest.raises(DataError, match=r"data row 0: column 'tools': expected a list of JSON schemas"):
+        demonstrations([{**CHATS[0], "tools": tools}], chat=True)
+
+
 def test_settings_of_the_data_make_the_prompts() -> None:
     rows = [{"question": "w4", "solution": "w6"}]
     found = demonstrations(rows, template="w3 {question}", columns={"completion": "solution"})

@@ -16,9 +16,11 @@ from oncurve.base.errors import ConfigError
 from oncurve.config import RunConfig
 from oncurve.config.loading import load_config
 from oncurve.models.loading.weights import loaded_from
+from oncurve.report import read_run
 from oncurve.run import free_directory, list_runs, table_of, words_for
 from oncurve.run.arguments import ARGUMENT_OF, OTHER_NAMES, _reward_table
 from oncurve.run.assembly import Overrides, assemble
+from oncurve.run.directory import listing
 from oncurve.run.directory.changes import changes_between, check_changes, worth_saying
 from oncurve.run.directory.naming import run_name
 
@@ -169,6 +171,21 @@ def test_runs_are_listed_with_state_step_best_and_age_the_last_first(tmp_path: P
     assert json.loads(json.dumps([run.to_json() for run in found]))[2]["best_step"] == 4
     (tmp_path / "a/stopped/checkpoints/step-000004").mkdir(parents=True)
     assert list_runs(tmp_path / "a")[0].cells()[3] == "eval/reward 0.5 at 4"
+
+
+def test_a_run_that_cannot_be_read_leaves_the_others_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: Path) -> Any:
+        if path.name == "theirs":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read_run(path)
+
+    for name in ("mine", "theirs"):
+        lay_out(tmp_path / name, *LINES)
+    monkeypatch.setattr(listing, "read_run", read)
+    assert sorted((run.path.name, run.state) for run in list_runs(tmp_path)) == [
+        ("mine", "stopped"),
+        ("theirs", "damaged"),
+    ]
 
 
 def test_a_run_is_listed_by_itself_and_what_is_inside_of_one_is_not(tmp_path: Path) -> None:

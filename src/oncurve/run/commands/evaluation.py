@@ -24,7 +24,7 @@ from oncurve.models.loading import ADAPTER, base_of_adapter, is_adapter
 from oncurve.rewards import RewardSet
 from oncurve.run.arguments import configured, data_arguments, reward_arguments
 from oncurve.run.assembly import Run, assemble
-from oncurve.run.building import build_engine
+from oncurve.run.building import build_engine, host_of, with_environment
 from oncurve.run.commands.first_run import data_among
 from oncurve.run.directory.folder import EVAL_REPLIES, LOCK, MARK
 from oncurve.run.evaluating import evaluate_policy
@@ -85,7 +85,8 @@ def evaluate_target(
             known.append(opened(load_rows(config.data, base), config, loaded))
         fix_reach(loaded.model, config, *known)
         prompts = prompts.first(config.eval.limit)
-        with closing(build_engine(config, loaded)) as engine:
+        engine = with_environment(config, build_engine(config, loaded), loaded, rewards, host_of(config, base))
+        with closing(engine):
             engine.follow(LocalWeights(loaded.model, 0))
             with answers_kept(rewards, folder if is_run else None):
                 found = evaluate_policy(engine, rewards, prompts, config, n)

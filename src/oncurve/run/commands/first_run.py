@@ -57,17 +57,18 @@ def command_config(
         example = command(*of.split(), target, "--data", "train.jsonl", "--reward", "math")
         raise ConfigError(f"{target} is no recipe; to take a model, name data and a reward, too, like: {example}")
     found = _configured(target, is_model, overrides, data_arguments(data), rewards, presets)
-    if data is None or any(word.startswith("eval.") for word in overrides):
+    if data is None or any(word.startswith("eval.every") for word in overrides):
         return found
     chosen = any(word.startswith("data.eval_") for word in overrides)
     evaluated = _evaluated_by_default(found[0], found[1], chosen)
     if not evaluated:
         return found
     *fraction, every = evaluated.values()
-    complain(
-        (f"by default {fraction[0]:.3g} of the rows is held out, and evaluated" if fraction else "by default evaluated")
-        + f" every {every} steps; data.eval_fraction=0 trains on all rows, eval.every sets the steps"
+    held_out = (
+        f"{fraction[0]:.3g} of the rows is held out, and evaluated" if fraction else "held-out rows are evaluated"
     )
+    none = "data.eval_fraction=0 trains on all rows" if fraction else "eval.every=0 leaves that out"
+    complain(f"by default {held_out} every {every} steps (eval.every); {none}")
     return _configured(target, is_model, overrides, data_arguments(data) | evaluated, rewards, presets)
 
 

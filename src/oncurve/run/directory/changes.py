@@ -41,6 +41,7 @@ def worth_saying(changes: Sequence[Change], now: RunConfig) -> tuple[Change, ...
         change
         for change in changes
         if change.key.rpartition(".")[0] not in places
+        or change.key.endswith(".kind")
         or (change.now is not None and (change.was is not None or change.now != defaults.get(change.key)))
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oncurve import durable
-from oncurve.base.errors import RunDirectoryError
+from oncurve.base.errors import RunDirectoryError, UserError
 from oncurve.base.paths import usable_path
 from oncurve.report import read_run, table
 from oncurve.run.directory.folder import CONFIG, ENVIRONMENT, IDENTITY, LOCK
@@ -90,8 +90,11 @@ def _listed(path: Path) -> ListedRun:
     metrics, config = path / "metrics.jsonl", path / CONFIG
     age = time.time() - (metrics if metrics.is_file() else config).stat().st_mtime
     running = durable.is_held(path / LOCK)
-    record = read_run(path)
-    if record.config is None:
+    try:
+        record = read_run(path)
+    except (OSError, UserError):  # another user's, perhaps: the others are listed all the same
+        record = None
+    if record is None or record.config is None:
         return ListedRun(path, "running" if running else "damaged", age_seconds=age)
     lines = record.metrics
     step = int(lines[-1].get("step", 0)) if lines else 0
