@@ -18,7 +18,7 @@ import oncurve
 from oncurve.base.errors import ConfigError, DataError, UserError
 from oncurve.cli import app
 from oncurve.config import load_config, plan
-from oncurve.run import assemble, check_data_of, check_rewards_of, train_recipe
+from oncurve.run import assemble, check_data_of, check_rewards_of, evaluate_target, train_recipe
 
 TINY = Path(__file__).parents[2] / "src" / "oncurve" / "models" / "tiny"
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n} for n in range(20)]
@@ -351,3 +351,12 @@ def test_an_opening_that_is_too_long_is_refused_before_the_first_rollout(tmp_pat
     (problem,) = check_data_of(*load_config("grpo", said)).problems
     assert "row 1" in problem or "line 1" in problem
     assert "with what the environment says" in problem
+
+
+def test_the_model_of_a_finished_run_is_evaluated_in_its_environment(tmp_path: Path):
+    (tmp_path / "game.py").write_text(TALKATIVE.replace('"1" * 300', '" go"').replace("0.0", "1.0"))
+    rows = jsonl(tmp_path / "rows.jsonl", ROWS[:2])
+    environment = {"kind": f"{tmp_path / 'game.py'}:Talkative", "processes": 1}
+    settings = {"environment": environment, "rollout": {"max_new_tokens": 24, "group_size": 2}}
+    oncurve.train(model=str(TINY), data=str(rows), steps=1, out=tmp_path / "run", settings=settings).close()
+    assert evaluate_target(str(tmp_path / "run"), [], n=1)[1].to_json()["mean_reward"][0] == 1.0
