@@ -225,7 +225,8 @@ def test_the_command_prints_the_table_and_refuses_with_exit_code_2(tmp_path: Pat
     ended = CliRunner().invoke(app, [*given, "--column", "answer", "--prompts", "1", "--json"])
     assert ended.exit_code == 0
     lines = ended.stdout.splitlines()
-    assert lines[0] == "1 completion from the column 'answer' of the recipe's data"
+    place = "from the column 'answer' of the recipe's data (1 of 6 rows; --prompts takes more)"
+    assert lines[0] == f"1 completion {place}"
     assert json.loads(lines[-1])["groups"][0]["completions"][0]["reward"] == 1.0
     refused = CliRunner().invoke(app, given)
     assert isinstance(refused.exception, DataError)  # which the command prints and exits with 2

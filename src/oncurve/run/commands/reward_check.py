@@ -168,7 +168,7 @@ def check_rewards_of(
         else:
             groups = _groups(rows, given, config, rewards)
             source = f"from the column {column!r} of " + ("the recipe's data" if file is None else str(file))
-            source += f", whose first {prompts} of {len(whole):,} rows these are (--prompts)" * (len(rows) < len(whole))
+            source += f" ({prompts} of {len(whole):,} rows; --prompts takes more)" * (len(rows) < len(whole))
         scored = rewards.score(groups)
         names = tuple(component.name for component in rewards.components)
     shown = []
