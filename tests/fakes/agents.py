@@ -126,6 +126,15 @@ def deadly(base_url, api_key, row):
     return float(sum(len(message["content"]) for message in messages))
 
 
+def early(base_url, api_key, row):
+    """Deadly, before its first call."""
+    place = os.environ["ONCURVE_DEADLY"]
+    if not os.path.exists(place):
+        open(place, "w").close()
+        os.kill(os.getpid(), 9)
+    return deadly(base_url, api_key, row)
+
+
 def forgetful(base_url, api_key, row):
     """Deadly, and says something else each time."""
     with open("/dev/urandom", "rb") as source:
