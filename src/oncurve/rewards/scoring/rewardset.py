@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -54,7 +53,6 @@ class RewardSet(Closing):
         ]
         self.locate: Locate | None = None
         """Finds the tokens in which steps end. Needed by rewards that score steps; set where the tokenizer is known."""
-        self._last = RewardScoring((), 0)
 
     @classmethod
     def build(
@@ -131,23 +129,12 @@ class RewardSet(Closing):
 
     def begin(self, step: int = 0) -> RewardScoring:
         """Return the scoring of one step, to which groups can be submitted while others are still being sampled."""
-        self._last = RewardScoring(self.components, step, self.locate)
-        return self._last
+        return RewardScoring(self.components, step, self.locate)
 
     def score(self, groups: Sequence[Group], step: int = 0) -> list[Group]:
         """Return the groups with a `Score` for every completion. Raises the errors of `RewardScoring.finish`."""
         with self.begin(step) as scoring:
             return scoring.finish(groups)
-
-    @property
-    def fault_counts(self) -> Counter[str]:
-        """Faults of the latest scoring, by kind."""
-        return self._last.fault_counts
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """Means of the numbers that reward functions logged in the latest scoring, by "component/name"."""
-        return self._last.metrics
 
     def close(self) -> None:
         """End the workers. Closing twice is allowed."""
