@@ -5,6 +5,7 @@ Neither this module nor any import of the reward kinds imports torch, because wo
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
@@ -257,8 +258,8 @@ class Local(RewardSettings):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The names in an item that a call gets, in this order."""
-        return ("completion",)
+        """The names in an item that a call gets, in this order: those of its parameters."""
+        return tuple(inspect.signature(self.__call__).parameters)
 
     def start(self, base: Path | None) -> Runner:
         """Run in this process; no user code is involved."""

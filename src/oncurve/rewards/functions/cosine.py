@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -89,33 +89,25 @@ class Cosine(Math):
         """Run in workers, as `math` does. Raises ConfigError without a `max_length`."""
         if self.max_length is None:
             raise ConfigError("max_length is missing, the length in tokens at which both curves end")
-        curves = {
-            "max_length": self.max_length,
-            "correct": (self.max_value_correct, self.min_value_correct),
-            "wrong": (self.min_value_wrong, self.max_value_wrong),
-        }
-        settings = {"answer": self.answer, "after": self.after, **curves}
-        return self.workers("oncurve.rewards.functions.cosine:ScaledChecker", settings)
+        curves = [(self.min_value_wrong, self.max_value_wrong), (self.max_value_correct, self.min_value_correct)]
+        settings = {"answer": self.answer, "after": self.after, "max_length": self.max_length, "curves": curves}
+        return self.workers(f"{__name__}:ScaledChecker", settings)
 
 
 class ScaledChecker(Checker):
-    """The worker's side of `Cosine`; each curve is its value at length 0 and at `max_length`."""
+    """The worker's side of `Cosine`.
 
-    def __init__(
-        self,
-        answer: str,
-        after: str | None,
-        max_length: int,
-        correct: tuple[float, float],
-        wrong: tuple[float, float],
-    ) -> None:
+    curves   of wrong completions and of correct ones: the values at length 0 and at `max_length`
+    """
+
+    def __init__(self, answer: str, after: str | None, max_length: int, curves: Sequence[Sequence[float]]) -> None:
         super().__init__(answer, after)
         self.about = Accepts(needs=(("completion",), (answer,), ("completion_ids",))).as_json()
-        self._max_length, self._correct, self._wrong = max_length, correct, wrong
+        self._max_length, self._curves = max_length, curves
 
     def __call__(self, item: Mapping[str, Any]) -> float | None:
         """Return the value of `{"completion": text, <answer>: text or number, "completion_ids": tokens}`, or None."""
         right = super().__call__(item)
         if right is None:
             return None
-        return cosine_scaled(len(item["completion_ids"]), self._max_length, *(self._correct if right else self._wrong))
+        return cosine_scaled(len(item["completion_ids"]), self._max_length, *self._curves[int(right)])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
 from oncurve.rewards.functions.answers import boxed
-from oncurve.rewards.functions.verify import Pattern
-from oncurve.rewards.settings import Local, Runner, WorkerSettings
+from oncurve.rewards.functions.shaping import Shaping
+from oncurve.rewards.functions.verify import MATCHER, Pattern
+from oncurve.rewards.settings import Runner, WorkerSettings
 
 Preset = Literal["think", "think_answer", "answer", "boxed", "hashes"]
 _TAG = re.compile(r"</?(?:think|answer)>")
@@ -66,17 +67,13 @@ PRESETS: dict[str, Callable[[str], bool]] = {
 }
 
 
-class Format(Local, WorkerSettings):
+class Format(Shaping, WorkerSettings):
     """1 if the completion has the form of `preset`, or if `pattern` is found in it; else 0.
 
     A form says nothing about what is right, so it is never the verifier. It is learned soon; then all completions of a
     group have it, and it no longer changes an advantage. A small weight keeps it from being worth more than an answer.
     A preset runs in this process, in time linear in the text; a pattern of yours in a worker, under its deadline.
     """
-
-    scores_steps: ClassVar[bool] = False
-    verifies: ClassVar[bool | None] = False
-    shapes: ClassVar[bool] = True
 
     preset: Preset = "think"
     """"think": begins with `<think>`, closed once (TRL's `think_format_reward`). "think_answer":
@@ -107,8 +104,7 @@ class Format(Local, WorkerSettings):
     def start(self, base: Path | None) -> Runner:
         """Run in this process; a pattern in workers."""
         if self.pattern is not None:
-            settings = {"pattern": self.pattern, "mode": "search"}
-            return self.workers("oncurve.rewards.functions.matcher:Matcher", settings)
+            return self.workers(MATCHER, {"pattern": self.pattern, "mode": "search"})
         return super().start(base)
 
     def __call__(self, completion: str) -> float:

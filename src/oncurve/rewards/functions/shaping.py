@@ -13,16 +13,11 @@ from oncurve.rewards.settings import Local, Runner
 
 
 class Shaping(Local):
-    """A punishment that is a function of a completion's tokens, its ending token included."""
+    """A reward that only shapes others, by the form or the length of a completion."""
 
     scores_steps: ClassVar[bool] = False
     verifies: ClassVar[bool | None] = False
     shapes: ClassVar[bool] = True
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The tokens."""
-        return ("completion_ids",)
 
 
 class Overlong(Shaping):
@@ -62,6 +57,11 @@ class Overlong(Shaping):
             raise ConfigError("max_length is missing, the length in tokens from which on a completion has -1")
         return super().start(base)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The tokens."""
+        return ("completion_ids",)
+
     def value(self, item: Mapping[str, Any]) -> float:
         """Return the value of an item's tokens."""
         return self(len(item["completion_ids"]))
@@ -88,10 +88,10 @@ class Repetition(Shaping):
     max_penalty: float = Field(default=-1.0, lt=0)
     """The value that a completion of nothing but one repeated n-gram approaches."""
 
-    def __call__(self, ids: Sequence[int]) -> float:
+    def __call__(self, completion_ids: Sequence[int]) -> float:
         """Return the punishment of a completion of these tokens, in `max_penalty`..0."""
-        total = len(ids) - self.ngram_size + 1
+        total = len(completion_ids) - self.ngram_size + 1
         if total < 1:
             return 0.0
-        different = len(set(zip(*(ids[start:] for start in range(self.ngram_size)), strict=False)))
+        different = len(set(zip(*(completion_ids[start:] for start in range(self.ngram_size)), strict=False)))
         return self.max_penalty * (1 - different / total) if different < total else 0.0

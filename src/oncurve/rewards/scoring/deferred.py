@@ -94,8 +94,8 @@ class RewardScoring(Scoring):
         values: dict[str, float | None] = {}
         terms = []
         part_steps: dict[str, tuple[tuple[int, float], ...]] = {}
-        # The weighted sum at the end of each step, an offset in the text, or at the last token of each turn; a weight of
-        # 0 has no part in it. `whole` is that of the rewards for the completion alone, and stands at its end.
+        # The weighted sum at the end of each step, an offset in the text, or at the last token of each turn; a weight
+        # of 0 has no part in it. `whole` is that of the rewards for the completion alone, and stands at its end.
         steps: defaultdict[int, float] = defaultdict(float)
         whole: float | None = None
         fault, masked = completion.fault, completion.fault is not None
