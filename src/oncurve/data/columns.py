@@ -51,14 +51,7 @@ def renamed(row: Mapping[str, Any], columns: Mapping[str, str], place: str) -> M
     return {**kept, **found}
 
 
-def answer_from(row: Mapping[str, Any]) -> str | None:
-    """Return the column, or part of one, that is the answer of a row without a column `answer`; None: none is known."""
-    if ANSWER in row:
-        return None
-    return next((column for column in ANSWERS if isinstance(value_at(row, column), str | int | float)), None)
-
-
 def with_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the row with a column `answer`, where it holds one under the name of another tool."""
-    column = answer_from(row)
-    return row if column is None else {**row, ANSWER: value_at(row, column)}
+    found = (value for column in ANSWERS if isinstance(value := value_at(row, column), str | int | float))
+    return row if ANSWER in row or (answer := next(found, None)) is None else {**row, ANSWER: answer}
