@@ -10,7 +10,6 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from glob import glob
 from itertools import accumulate
 from pathlib import Path
@@ -129,11 +128,10 @@ class Files(DataSettings):
         """Return training rows and held-out rows. Raises DataError: there is no path, or what it names cannot be
         read.
         """
-        train = self._sources("data.path", base)
-        rows = _joined(train, self.weights)
+        rows = self._joined("data.path", base, self.weights)
         if self.eval_path is None and self.eval_split is None:
             return rows.hold_out(self.eval_fraction)
-        return rows, _joined(self._sources("data.eval_path", base))
+        return rows, self._joined("data.eval_path", base)
 
     def content(self, base: Path | None) -> Mapping[str, Content]:
         """Return size and hash of every file; of the hub, of the rows. A single file that is missing is left out."""
@@ -148,33 +146,43 @@ class Files(DataSettings):
             return _listed(self.path), self.split or ("train" if self.eval_split and self.eval_path is None else None)
         return _listed(self.eval_path) or _listed(self.path), self.eval_split
 
-    def _sources(self, key: str, base: Path | None) -> list[list[Rows]]:
-        """Return the files of each path, read."""
-        paths, split = self._chosen(key)
-        if not paths:
-            raise DataError("data.path: missing; name a file of rows: JSONL, parquet or CSV")
-        return [self._source(key, path, split, base) for path in paths]
-
-    def _source(self, key: str, path: str, split: str | None, base: Path | None) -> list[Rows]:
-        if not _is_here(path, base) and is_data_set_id(path):
-            return [self._of_hub(key, path, split)]
-        return [read_file(file, key) for file in _files_of(key, path, split, base)]
-
-    def _of_hub(self, key: str, path: str, split: str | None) -> Rows:
+    def _source(self, key: str, path: str, split: str | None, base: Path | None) -> list[Path] | Rows:
+        """Return the files that a path names, or the rows of a data set of the hub."""
+        if _at(path, base).exists() or not is_data_set_id(path):
+            return _files_of(key, path, split, base)
         if split is None and key == "data.eval_path":
             raise DataError(f'data.eval_split: missing; name the split of {path} to evaluate on, like "test"')
         return read_hub(path, self.subset, split or "train", self.revision, key)
+
+    def _joined(self, key: str, base: Path | None, weights: Sequence[float] | None = None) -> Rows:
+        """Return the rows of all files of `key`, numbered through; `weights` has one number for each path."""
+        paths, split = self._chosen(key)
+        if not paths:
+            raise DataError("data.path: missing; name a file of rows: JSONL, parquet or CSV")
+        named = [self._source(key, path, split, base) for path in paths]
+        read = [[s] if isinstance(s, Rows) else [read_file(file, key) for file in s] for s in named]
+        files = [file for source in read for file in source]
+        starts = [0, *accumulate(len(file.items) for file in files)]
+
+        def place(number: int) -> str:
+            at = bisect_right(starts, number) - 1
+            return files[at].place(files[at].numbers[number - starts[at]])
+
+        items = files[0].items if len(files) == 1 else [row for file in files for row in file.items]
+        firsts = [0, *accumulate(sum(len(file.items) for file in source) for source in read)]
+        return Rows(items, range(len(items)), place, mixture=tuple(zip(firsts, weights or (), strict=False)))
 
     def _content(self, key: str, base: Path | None) -> Content:
         paths, split = self._chosen(key)
         parts: dict[str, tuple[int, str]] = {}
         for path in paths:
-            if not _is_here(path, base) and is_data_set_id(path):
-                lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in self._of_hub(key, path, split).items)
+            source = self._source(key, path, split, base)
+            if isinstance(source, Rows):
+                lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in source.items)
                 text = "".join(lines).encode("utf-8", "surrogatepass")
                 parts[f"{path} {split or 'train'}"] = (len(text), hashlib.sha256(text).hexdigest())
                 continue
-            for file in _files_of(key, path, split, base):
+            for file in source:
                 if not file.is_file() and len(paths) > 1:
                     read_file(file, key)  # says what is wrong
                 if file.is_file():
@@ -186,10 +194,6 @@ class Files(DataSettings):
 
 def _listed(paths: str | Sequence[str] | None) -> tuple[str, ...]:
     return () if paths is None else (paths,) if isinstance(paths, str) else tuple(paths)
-
-
-def _is_here(path: str, base: Path | None) -> bool:
-    return _at(path, base).exists()
 
 
 def _at(path: str, base: Path | None) -> Path:
@@ -235,20 +239,3 @@ def _is_of(split: str, file: Path, folder: Path) -> bool:
     """
     *folders, name = file.relative_to(folder).parts
     return split in folders or any(name.startswith(split + mark) for mark in ".-_")
-
-
-def _joined(sources: Sequence[Sequence[Rows]], weights: Sequence[float] | None = None) -> Rows:
-    """Return the rows of all files, numbered through; `weights` has one number for each source."""
-    files = [file for source in sources for file in source]
-    starts = [0, *accumulate(len(file.items) for file in files)]
-
-    def place(number: int) -> str:
-        at = bisect_right(starts, number) - 1
-        return files[at].place(files[at].numbers[number - starts[at]])
-
-    items = files[0].items if len(files) == 1 else [row for file in files for row in file.items]
-    rows = Rows(items, range(len(items)), place)
-    if weights is None:
-        return rows
-    firsts = [0, *accumulate(sum(len(file.items) for file in source) for source in sources)]
-    return replace(rows, mixture=tuple(zip(firsts, weights, strict=False)))
