@@ -28,16 +28,14 @@ class GivenUpError(Exception):
 
 
 @dataclass
-class Collecting:
-    """Draws prompts, samples a group for each, and scores it, for one step. Single use.
+class Drawing:
+    """The parts and numbers by which the groups of a step are drawn.
 
-    prompts       prompts per round of sampling, and groups per step
+    prompts       prompts of `source` per round of sampling, and groups per step
     group_size    G, completions of each
     min_valid     the fewest valid completions that a usable group has
     dynamic       which usable groups are kept, and how many rounds there may be; None: all of one round
-    right         of a curriculum: whether a completion is right
-    given_up      set from another thread, it ends the collection at the next group
-    sampled       the groups of this step so far, also of one that failed
+    right         of a curriculum: whether a completion is right, None where that is not known; None: there is none
     """
 
     engine: RolloutEngine
@@ -45,9 +43,19 @@ class Collecting:
     source: PromptSource
     prompts: int
     group_size: int
-    min_valid: int
+    min_valid: int = 1
     dynamic: DynamicSampling | None = None
     right: Callable[[Score], bool | None] | None = None
+
+
+@dataclass
+class Collecting(Drawing):
+    """Draws prompts, samples a group for each, and scores it, for one step. Single use.
+
+    given_up      set from another thread, it ends the collection at the next group
+    sampled       the groups of this step so far, also of one that failed
+    """
+
     given_up: threading.Event = field(default_factory=threading.Event)
     sampled: list[Group] = field(default_factory=list)
 

@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from oncurve.metrics import Metrics
 from oncurve.models import Weights
-from oncurve.rewards import Scorer
-from oncurve.rollout import RolloutEngine
-from oncurve.trainer.groups.collecting import Collecting
-from oncurve.trainer.groups.surplus import DynamicSampling
-from oncurve.trainer.protocols import PromptSource
+from oncurve.trainer.groups.collecting import Collecting, Drawing
 from oncurve.trainer.result import Collected
 from oncurve.trainer.state import TrainerState
-from oncurve.types import Group, Score
+from oncurve.types import Group
 
 
 @dataclass
-class Groups:
+class Groups(Drawing):
     """The source of each step's groups, sampled and scored when the step begins, by the weights as they are.
 
     A context manager around the steps of a run. Subclasses collect earlier, or elsewhere.
 
-    prompts      per step, of `source`; each has `group_size` completions, G
-    min_valid    the fewest valid completions that a group needs
-    dynamic      which groups are kept; None: all that are usable
-    right        of a curriculum: whether a completion is right, None where that is not known; None: there is none
     unfinished   the groups that were sampled for a step that failed
     """
 
-    engine: RolloutEngine
-    scorer: Scorer
-    source: PromptSource
-    prompts: int
-    group_size: int
-    min_valid: int = 1
-    dynamic: DynamicSampling | None = None
-    right: Callable[[Score], bool | None] | None = None
     unfinished: Sequence[Group] = field(default=(), init=False)
 
     def __enter__(self) -> Groups:
@@ -69,8 +53,7 @@ class Groups:
 
     def collecting(self) -> Collecting:
         """Return what collects the groups of one step."""
-        of_step = (self.prompts, self.group_size, self.min_valid, self.dynamic, self.right)
-        return Collecting(self.engine, self.scorer, self.source, *of_step)
+        return Collecting(**{each.name: getattr(self, each.name) for each in fields(Drawing)})
 
     def epoch(self, cursor: int) -> float:
         """Return how many times the data has been gone through at `cursor`."""
