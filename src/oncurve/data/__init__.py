@@ -32,6 +32,7 @@ from oncurve.data.prompts import (
     prompt_columns as prompt_columns,
 )
 from oncurve.data.settings import (
+    HOLD_OUT_SEED as HOLD_OUT_SEED,
     Content as Content,
     DataSettings as DataSettings,
     Rows as Rows,

@@ -109,7 +109,7 @@ class MonteCarloLabels:
         for (number, step, _, _), share in zip(begun, shares, strict=True):
             example = found[number]
             labels = (*example.labels[:step], share, *example.labels[step + 1 :])
-            found[number] = LabelledSteps(example.prompt, example.completion, example.ends, labels)
+            found[number] = replace(example, labels=labels)
         return found
 
     def _written(self, prompt: Prompt, completion: Completion, ends: Sequence[int], tokens: Sequence[int]) -> list[int]:

@@ -34,9 +34,8 @@ from oncurve.models.classifiers import (
     save_classifier,
 )
 from oncurve.models.loading import DTYPES
-from oncurve.reward_models.examples import LabelledSteps, PreferencePair
+from oncurve.reward_models.examples import Example, PreferencePair
 
-Example = PreferencePair | LabelledSteps
 TOKENS = 16384
 """Tokens of one forward and backward pass, padding included."""
 

@@ -15,7 +15,8 @@ from oncurve import durable
 from oncurve.base.errors import CheckpointError, DataError, TrainingError
 from oncurve.metrics import Metrics
 from oncurve.randomness import permutation
-from oncurve.reward_models.learner import Example, RewardLearner
+from oncurve.reward_models.examples import Example
+from oncurve.reward_models.learner import RewardLearner
 from oncurve.trainer import Checkpoints, Refusals, StopSignals
 
 SKIPPED_IN_A_ROW_LIMIT = 3
