@@ -9,18 +9,16 @@ from oncurve.trainer.old_policy import OldPolicy as OldPolicy
 from oncurve.trainer.outer import ReferenceSchedule as ReferenceSchedule
 from oncurve.trainer.protocols import Advantage as Advantage, OuterLoop as OuterLoop
 from oncurve.trainer.result import StepResult as StepResult
-from oncurve.trainer.saving import (
+from oncurve.trainer.saving.checkpoint import (
     FORMAT as FORMAT,
     Checkpoints as Checkpoints,
     FoundCheckpoint as FoundCheckpoint,
-    Recorder as Recorder,
-    Refusals as Refusals,
-    RolloutsSettings as RolloutsSettings,
 )
+from oncurve.trainer.saving.recorder import Recorder as Recorder
+from oncurve.trainer.saving.refusals import Refusals as Refusals
+from oncurve.trainer.saving.retention import RolloutsSettings as RolloutsSettings
 from oncurve.trainer.state import TrainerState as TrainerState
 from oncurve.trainer.trainer import Trainer as Trainer, TrainerConfig as TrainerConfig
-from oncurve.trainer.watching import (
-    HeldOut as HeldOut,
-    StopSignals as StopSignals,
-    peak_memory_bytes as peak_memory_bytes,
-)
+from oncurve.trainer.watching.held_out import HeldOut as HeldOut
+from oncurve.trainer.watching.observe import peak_memory_bytes as peak_memory_bytes
+from oncurve.trainer.watching.signals import StopSignals as StopSignals

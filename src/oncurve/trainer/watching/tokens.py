@@ -13,7 +13,7 @@ from oncurve.kl import k3
 from oncurve.learner import Learner
 from oncurve.metrics import Metrics
 from oncurve.trainer.result import Collected
-from oncurve.trainer.saving import Recorder
+from oncurve.trainer.saving.recorder import Recorder
 from oncurve.trainer.watching.observe import timer
 from oncurve.types import Group, TrainBatch
 
