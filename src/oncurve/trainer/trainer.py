@@ -154,7 +154,7 @@ class Trainer:
             raise
 
     def score(self, groups: Sequence[Group], metrics: Metrics) -> TrainBatch:
-        """Return the batch of usable groups with log-probs and a critic's values; a KL in the reward is in its rewards."""
+        """Return the batch of usable groups with log-probs and values; a KL in the reward is in its rewards."""
         settings, measured = self.config, self.recorder is not None and self.recorder.measures(self.state.step + 1)
         batch = collate(groups, mask_truncated=settings.mask_truncated)
         with timer(metrics, "score"):
