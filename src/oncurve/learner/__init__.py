@@ -21,13 +21,11 @@ from oncurve.learner.optimizer.masters import cast_parameter as cast_parameter, 
 from oncurve.learner.optimizer.sparse import rows_looked_up as rows_looked_up
 from oncurve.learner.optimizer.update import (
     MasterAdamW as MasterAdamW,
+    Pace as Pace,
     Schedule as Schedule,
     scheduled_rate as scheduled_rate,
 )
-from oncurve.learner.policy import (
-    Accumulated as Accumulated,
-    LocalLearner as LocalLearner,
-)
+from oncurve.learner.policy import Accumulated as Accumulated, LocalLearner as LocalLearner
 from oncurve.learner.protocol import Learner as Learner, UpdateResult as UpdateResult
 from oncurve.learner.reference import (
     AdapterReference as AdapterReference,
@@ -39,3 +37,4 @@ from oncurve.learner.scoring import of_the_whole as of_the_whole
 from oncurve.learner.settings import LearnerSettings as LearnerSettings
 from oncurve.learner.stored_once import FROZEN as FROZEN, KnownByHash as KnownByHash
 from oncurve.learner.teacher import Teacher as Teacher, as_read as as_read
+from oncurve.learner.transfer import state_of as state_of, take_over as take_over
