@@ -116,13 +116,13 @@ class SharedActorCritic(_Pair):
         accumulated = self.actor.accumulate(minibatch)
         warming = self.optimizer.steps < self._warmup
         result = self.actor.forget(accumulated) if warming else self.actor.apply(accumulated)
+        stepped = False
         if result.skipped:
             self.optimizer.zero_grad()
-            if warming:
-                self.actor.pace.attempts += 1  # its schedule goes on
-            return result
-        norm = self.optimizer.gradient_norm()
-        if not self.optimizer.step(self._rate, norm, self._max_norm) and warming:
-            self.actor.pace.attempts += 1
-        result.metrics.add("critic/grad_norm", norm)
+        else:
+            norm = self.optimizer.gradient_norm()
+            stepped = self.optimizer.step(self._rate, norm, self._max_norm)
+            result.metrics.add("critic/grad_norm", norm)
+        if warming and not stepped:
+            self.actor.pace.attempts += 1  # its schedule goes on
         return result

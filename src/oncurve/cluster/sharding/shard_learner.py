@@ -266,7 +266,7 @@ class ShardLearner(LocalLearner):
             "tokens_per_micro_batch": self.budget.tokens,
             "ranks": self.size,
             "shapes": self._shapes,
-        } | ({} if self._frozen is None or self.rank else {"base": self._frozen.digest()})
+        } | ({} if self._frozen is None or self.rank else {"base": self._frozen.digest})
 
     @property
     def _shapes(self) -> dict[str, list[int]]:

@@ -242,7 +242,7 @@ class MasterAdamW:
         """
         durable.save_tensors(folder / f"{name}.safetensors", self.state())
         if self._base is not None:
-            return {"steps": self.steps, "base": self._base.digest()}
+            return {"steps": self.steps, "base": self._base.digest}
         return {"steps": self.steps, "frozen": self._stored.save(folder, 0, self.frozen_here)}
 
     @torch.no_grad()

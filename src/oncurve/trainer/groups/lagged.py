@@ -169,9 +169,8 @@ class LaggedGroups(Groups):
         for each in record.get("versions", ()):
             kept = replace(_copied(weights), version=int(each["version"]))
             tensors, own = durable.fetch(folder.parent / FROZEN, each["tensors"]), changing_tensors(kept.model)
-            if {name: (t.shape, t.dtype) for name, t in tensors.items()} != {
-                name: (t.shape, t.dtype) for name, t in own.items()
-            }:
+            given, wanted = ({name: (t.shape, t.dtype) for name, t in of.items()} for of in (tensors, own))
+            if given != wanted:
                 raise CheckpointError(f"{folder}: the weights after step {each['step']} are those of another model")
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])
