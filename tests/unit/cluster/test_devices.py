@@ -19,6 +19,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.cluster import HostCluster
 from oncurve.cluster.ranks import FleetLearner
 from oncurve.cluster.vllm.server import command_line
+from oncurve.learner import state_of
 from oncurve.processes.fleets import HostFleet, ProcessEnded, Replied
 from oncurve.processes.fleets.devices import VISIBLE, Gpus, memory_share, placed
 
