@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -42,8 +42,9 @@ class Replies(Closing):
         """Return the reply to a request, if it has been answered."""
         return self._known.get(key)
 
-    def reserve(self) -> None:
-        """Before a request is sent. Raises RewardError: it would exceed a limit."""
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Around a request that is sent. Raises RewardError: it would exceed a limit."""
         with self._lock:
             spent = f"{self.requests:,} requests and {self.tokens:,} tokens"
             spent += f", {self._sent} on their way" if self._sent else ""
@@ -57,11 +58,11 @@ class Replies(Closing):
                         "the run's config.toml, if the run is to go on), or leave it out"
                     )
             self._sent += 1
-
-    def release(self) -> None:
-        """After a request, whatever became of it."""
-        with self._lock:
-            self._sent -= 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sent -= 1
 
     def add(self, key: str, text: str, tokens: int | None) -> Reply:
         """Keep an answer, and its reply. Raises StorageError, RewardError: nothing says what it cost."""
