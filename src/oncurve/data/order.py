@@ -42,9 +42,9 @@ class PromptOrder:
         self.prompts = prompts
         self.seed = seed
         self.shuffle = shuffle
-        self._sources = [indices for indices, _ in mixture]
-        self._counts = _shares(len(prompts), [weight for _, weight in mixture])
-        for number, (indices, count) in enumerate(zip(self._sources, self._counts, strict=True), start=1):
+        counts = _shares(len(prompts), [weight for _, weight in mixture])
+        self._sources = [(indices, count) for (indices, _), count in zip(mixture, counts, strict=True)]
+        for number, (indices, count) in enumerate(self._sources, start=1):
             if not indices or not count:
                 why = "gives less than one prompt an epoch: raise its weight" if indices else "has no prompt left"
                 raise DataError(f"data.weights: source {number} of data.path {why}, or take it out")
@@ -74,16 +74,13 @@ class PromptOrder:
         count = len(self.prompts)
         if not self._sources:
             return self._shuffled(epoch, count)
-        drawn = [
-            (position, index) for source in range(len(self._sources)) for position, index in self._of(source, epoch)
-        ]
+        drawn = [one for source in self._sources for one in self._of(*source, epoch)]
         if self.shuffle:
             return [drawn[place][1] for place in self._shuffled(epoch, count)]
         return [index for _, index in sorted(drawn, key=lambda one: one[0])]  # spread evenly, each in its order
 
-    def _of(self, source: int, epoch: int) -> Iterator[tuple[float, int]]:
-        """Return what a source gives to an epoch: the position in it, in (0, 1), and the prompt's index."""
-        indices, count = self._sources[source], self._counts[source]
+    def _of(self, indices: Sequence[int], count: int, epoch: int) -> Iterator[tuple[float, int]]:
+        """Yield the `count` prompts that a source gives to an epoch: position in it, in (0, 1), and prompt's index."""
         for ahead in range(count):
             own, place = divmod(epoch * count + ahead, len(indices))
             yield (ahead + 0.5) / count, indices[self._own_order(own, len(indices))[place]]
