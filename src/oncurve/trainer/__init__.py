@@ -8,7 +8,6 @@ from oncurve.trainer.groups.surplus import DynamicSampling as DynamicSampling
 from oncurve.trainer.old_policy import OldPolicy as OldPolicy
 from oncurve.trainer.outer import ReferenceSchedule as ReferenceSchedule
 from oncurve.trainer.protocols import Advantage as Advantage, OuterLoop as OuterLoop
-from oncurve.trainer.result import StepResult as StepResult
 from oncurve.trainer.saving.checkpoint import (
     FORMAT as FORMAT,
     Checkpoints as Checkpoints,
@@ -17,7 +16,7 @@ from oncurve.trainer.saving.checkpoint import (
 from oncurve.trainer.saving.recorder import Recorder as Recorder
 from oncurve.trainer.saving.refusals import Refusals as Refusals
 from oncurve.trainer.saving.retention import RolloutsSettings as RolloutsSettings
-from oncurve.trainer.state import TrainerState as TrainerState
+from oncurve.trainer.state import StepResult as StepResult, TrainerState as TrainerState
 from oncurve.trainer.trainer import Trainer as Trainer, TrainerConfig as TrainerConfig
 from oncurve.trainer.watching.held_out import HeldOut as HeldOut
 from oncurve.trainer.watching.observe import peak_memory_bytes as peak_memory_bytes

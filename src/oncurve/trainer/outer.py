@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.learner import Learner, ReferenceSettings
-from oncurve.trainer.result import StepResult
-from oncurve.trainer.state import TrainerState
+from oncurve.trainer.state import StepResult, TrainerState
 
 
 @dataclass

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from oncurve.data import Counts
-from oncurve.trainer.result import StepResult
-from oncurve.trainer.state import TrainerState
+from oncurve.trainer.state import StepResult, TrainerState
 from oncurve.types import AdvantagesAndReturns, Prompt, TrainBatch
 
 

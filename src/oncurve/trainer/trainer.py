@@ -32,11 +32,10 @@ from oncurve.trainer.credit import Credit, credited, weighted_by
 from oncurve.trainer.groups.source import Groups
 from oncurve.trainer.old_policy import OldPolicy
 from oncurve.trainer.protocols import OuterLoop
-from oncurve.trainer.result import Collected, StepResult
 from oncurve.trainer.saving.checkpoint import Checkpoints
 from oncurve.trainer.saving.recorder import Recorder
 from oncurve.trainer.saving.refusals import Refusals
-from oncurve.trainer.state import TrainerState
+from oncurve.trainer.state import Collected, StepResult, TrainerState
 from oncurve.trainer.updates import Updates
 from oncurve.trainer.watching.held_out import HeldOut
 from oncurve.trainer.watching.observe import (

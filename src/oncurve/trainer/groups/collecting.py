@@ -14,8 +14,7 @@ from oncurve.rewards import Scorer, Scoring
 from oncurve.rollout import OnGroup, RolloutEngine, sample
 from oncurve.trainer.groups.surplus import DynamicSampling, SurplusGroup
 from oncurve.trainer.protocols import PromptSource
-from oncurve.trainer.result import Collected
-from oncurve.trainer.state import TrainerState
+from oncurve.trainer.state import Collected, TrainerState
 from oncurve.trainer.watching.diagnosis import divergence_explained
 from oncurve.trainer.watching.observe import observe_groups, timer
 from oncurve.types import Group, Score

@@ -27,8 +27,7 @@ from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights, Weights, changing_tensors, held, module_device
 from oncurve.trainer.groups.collecting import Collecting, GivenUpError
 from oncurve.trainer.groups.source import Groups
-from oncurve.trainer.result import Collected
-from oncurve.trainer.state import TrainerState
+from oncurve.trainer.state import Collected, TrainerState
 
 _TURN_SECONDS = 0.5
 

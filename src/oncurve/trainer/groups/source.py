@@ -11,8 +11,7 @@ from typing import Any
 from oncurve.metrics import Metrics
 from oncurve.models import Weights
 from oncurve.trainer.groups.collecting import Collecting, Drawing
-from oncurve.trainer.result import Collected
-from oncurve.trainer.state import TrainerState
+from oncurve.trainer.state import Collected, TrainerState
 from oncurve.types import Group
 
 
