@@ -1,13 +1,17 @@
 """The loop: draw prompts, sample, score, learn, write down. Algorithm 1 of DeepSeekMath, knowing no algorithm."""
 
-from oncurve.trainer.credit import Credit as Credit, EntropyControl as EntropyControl, KLControl as KLControl
+from oncurve.trainer.credit import (
+    Advantage as Advantage,
+    Credit as Credit,
+    EntropyControl as EntropyControl,
+    KLControl as KLControl,
+)
 from oncurve.trainer.groups.demonstrated import DemonstratedGroups as DemonstratedGroups
 from oncurve.trainer.groups.lagged import LaggedGroups as LaggedGroups
 from oncurve.trainer.groups.source import Groups as Groups
 from oncurve.trainer.groups.surplus import DynamicSampling as DynamicSampling
 from oncurve.trainer.old_policy import OldPolicy as OldPolicy
-from oncurve.trainer.outer import ReferenceSchedule as ReferenceSchedule
-from oncurve.trainer.protocols import Advantage as Advantage, OuterLoop as OuterLoop
+from oncurve.trainer.outer import OuterLoop as OuterLoop, ReferenceSchedule as ReferenceSchedule
 from oncurve.trainer.saving.checkpoint import (
     FORMAT as FORMAT,
     Checkpoints as Checkpoints,

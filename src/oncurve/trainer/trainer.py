@@ -31,7 +31,7 @@ from oncurve.metrics import Metrics
 from oncurve.trainer.credit import Credit, credited, weighted_by
 from oncurve.trainer.groups.source import Groups
 from oncurve.trainer.old_policy import OldPolicy
-from oncurve.trainer.protocols import OuterLoop
+from oncurve.trainer.outer import OuterLoop
 from oncurve.trainer.saving.checkpoint import Checkpoints
 from oncurve.trainer.saving.recorder import Recorder
 from oncurve.trainer.saving.refusals import Refusals

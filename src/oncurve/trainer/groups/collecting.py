@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from oncurve.base.errors import TrainingError
 from oncurve.data import Counts, counted, shares
@@ -13,13 +14,24 @@ from oncurve.metrics import Metrics
 from oncurve.rewards import Scorer, Scoring
 from oncurve.rollout import OnGroup, RolloutEngine, sample
 from oncurve.trainer.groups.surplus import DynamicSampling, SurplusGroup
-from oncurve.trainer.protocols import PromptSource
 from oncurve.trainer.state import Collected, TrainerState
 from oncurve.trainer.watching.diagnosis import divergence_explained
 from oncurve.trainer.watching.observe import observe_groups, timer
-from oncurve.types import Group, Score
+from oncurve.types import Group, Prompt, Score
 
 log = logging.getLogger("oncurve.trainer")
+
+
+class PromptSource(Protocol):
+    """Prompts in an order that is a function of the cursor, and of the counts in a curriculum."""
+
+    def take(self, cursor: int, count: int, counts: Counts | None = None) -> tuple[list[Prompt], int]:
+        """Return `count` prompts from `cursor` on, and the cursor after them; with a curriculum by the `counts`."""
+        ...
+
+    def epoch(self, cursor: int) -> float:
+        """Return how many times the data has been gone through at `cursor`."""
+        ...
 
 
 class GivenUpError(Exception):
