@@ -1,6 +1,6 @@
 """Prompts: rows from a source, each made into a prompt, in an order that is a function of seed and cursor."""
 
-from oncurve.data.columns import MISSING as MISSING, value_at as value_at
+from oncurve.data.columns import MISSING as MISSING, template_columns as template_columns, value_at as value_at
 from oncurve.data.containers import as_rows as as_rows
 from oncurve.data.curriculum import (
     Counts as Counts,
@@ -45,4 +45,3 @@ from oncurve.data.sources import (
     load_rows as load_rows,
     read_rows as read_rows,
 )
-from oncurve.data.template import template_columns as template_columns

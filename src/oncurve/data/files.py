@@ -22,9 +22,8 @@ from oncurve.base.errors import DataError
 from oncurve.base.paths import is_data_set_id
 from oncurve.components import Impossible, Inert
 from oncurve.data.containers import SPLITS
-from oncurve.data.formats import FORMATS, read_file
+from oncurve.data.formats import FORMATS, read_file, suffix_of
 from oncurve.data.hub import read_hub
-from oncurve.data.jsonl import suffix_of
 from oncurve.data.settings import Content, DataSettings, Rows
 
 Name = Annotated[str, Field(min_length=1)]

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from oncurve.base.errors import DataError, ModelError, suggest
+from oncurve.data.columns import fill, template_columns
 from oncurve.data.containers import DEEPEST
 from oncurve.data.settings import DataSettings, Rows
-from oncurve.data.template import fill, template_columns
 from oncurve.models.loading import check_variables, has_template, render
 from oncurve.types import Prompt
 

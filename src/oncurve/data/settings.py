@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, field_validator
 
 from oncurve.base.errors import suggest
 from oncurve.components import Component, unflagged
-from oncurve.data.template import template_columns
+from oncurve.data.columns import template_columns
 from oncurve.models.loading import RENDERING
 from oncurve.randomness import permutation
 
