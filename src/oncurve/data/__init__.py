@@ -2,12 +2,6 @@
 
 from oncurve.data.columns import MISSING as MISSING, template_columns as template_columns, value_at as value_at
 from oncurve.data.containers import as_rows as as_rows
-from oncurve.data.curriculum import (
-    Counts as Counts,
-    PassRateOrder as PassRateOrder,
-    counted as counted,
-    shares as shares,
-)
 from oncurve.data.demonstrations import (
     TOOLS as TOOLS,
     DemonstrationRows as DemonstrationRows,
@@ -22,7 +16,13 @@ from oncurve.data.generated import (
     Seeds as Seeds,
     TaskRows as TaskRows,
 )
-from oncurve.data.order import PromptOrder as PromptOrder
+from oncurve.data.order import (
+    Counts as Counts,
+    PassRateOrder as PassRateOrder,
+    PromptOrder as PromptOrder,
+    counted as counted,
+    shares as shares,
+)
 from oncurve.data.prompts import (
     Prompts as Prompts,
     check_row as check_row,

@@ -31,10 +31,11 @@ from oncurve.learner.reference import (
     AdapterReference as AdapterReference,
     Reference as Reference,
     ReferenceSettings as ReferenceSettings,
+    Teacher as Teacher,
+    as_read as as_read,
     is_apart as is_apart,
 )
 from oncurve.learner.scoring import of_the_whole as of_the_whole
 from oncurve.learner.settings import LearnerSettings as LearnerSettings
 from oncurve.learner.stored_once import FROZEN as FROZEN, KnownByHash as KnownByHash
-from oncurve.learner.teacher import Teacher as Teacher, as_read as as_read
 from oncurve.learner.transfer import state_of as state_of, take_over as take_over

@@ -24,10 +24,9 @@ from oncurve.learner.gradient_rows import (
 from oncurve.learner.optimizer.sparse import sparse_embeddings
 from oncurve.learner.optimizer.update import MasterAdamW, Pace
 from oncurve.learner.protocol import UpdateResult
-from oncurve.learner.reference import Reference
+from oncurve.learner.reference import Reference, Teacher
 from oncurve.learner.scoring import OBSERVED, scored_stats
 from oncurve.learner.settings import LearnerSettings
-from oncurve.learner.teacher import Teacher
 from oncurve.learner.values import ValueReader
 from oncurve.losses import Objective, Regularizer, ValueLoss, objective_loss
 from oncurve.metrics import Metrics

@@ -1,6 +1,7 @@
-"""The reference: the policy as it was given, frozen. The KL term measures how far the trained policy is from it.
+"""Frozen models next to the policy: the reference of the KL term, and the teacher of a distillation.
 
-It may follow the policy, as a copy every so many steps or as a moving average; `move` alone changes it.
+The KL term measures how far the trained policy is from its reference, the policy as it was given. It may follow the
+policy, as a copy every so many steps or as a moving average; `move` alone changes it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from oncurve.base.errors import CheckpointError, ModelError
 from oncurve.batching import micro_batches
 from oncurve.components import Component
+from oncurve.learner.budget import Budget
 from oncurve.learner.optimizer.masters import HALF
 from oncurve.learner.scoring import scored_stats
 from oncurve.learner.stored_once import StoredOnce
@@ -275,3 +277,29 @@ def _unlike(policy: nn.Module, reference: nn.Module, dtype: torch.dtype | None) 
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one, other.to(one.device))
+
+
+class Teacher:
+    """Scores batches with a frozen `model`, or with the policy's own weights as they are in each step.
+
+    It is in no checkpoint: a frozen teacher is loaded again, the policy's weights are the policy's.
+    """
+
+    def __init__(self, model: CausalModel, policy: CausalModel, dtype: torch.dtype | None = None) -> None:
+        """Freeze `model`, whose floating parameters become `dtype`, unless it is the `policy` itself."""
+        self.model = model if model is policy else Reference(model, dtype).model
+
+    def score(self, batch: TrainBatch, temperature: float, budget: Budget) -> TrainBatch:
+        """Return `batch` with `teacher_logprobs (B, T)`: after `teacher_prompts` where it has them, else after its
+        prompts.
+
+        The logits are divided by `temperature`, as the policy's and the reference's are.
+        """
+        read = as_read(batch)
+        found = budget.fit(lambda tokens: scored_stats(self.model, read, temperature, tokens), read)
+        return batch.having(teacher_logprobs=found.logprobs)
+
+
+def as_read(batch: TrainBatch) -> TrainBatch:
+    """Return the batch with the prompts that a teacher reads."""
+    return batch if batch.teacher_prompts is None else batch.having(prompts=batch.teacher_prompts)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.rewards.accepts import Accepts as Accepts
     from oncurve.rewards.component import LARGEST_REWARD as LARGEST_REWARD
     from oncurve.rewards.functions.answers import final_answer as final_answer
-    from oncurve.rewards.functions.callables import awaited as awaited, unpickled as unpickled
+    from oncurve.rewards.functions.callables import Accepts as Accepts, awaited as awaited, unpickled as unpickled
     from oncurve.rewards.functions.choice import Choice as Choice
     from oncurve.rewards.functions.episode import EnvironmentReward as EnvironmentReward
     from oncurve.rewards.functions.math import Cosine as Cosine, Math as Math, cosine_scaled as cosine_scaled

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import model_validator
 
 from oncurve.base.errors import ConfigError
-from oncurve.rewards.accepts import Accepts
+from oncurve.rewards.functions.callables import Accepts
 from oncurve.rewards.settings import InProcess, RewardSettings, Runner, Split
 from oncurve.steps import Splitter, splitter_of
 

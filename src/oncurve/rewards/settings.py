@@ -20,7 +20,7 @@ from oncurve.base.paths import path_component
 from oncurve.components import Component, Impossible, unflagged
 from oncurve.processes import kind_of_fault, last_words
 from oncurve.processes.pool import Reply, WorkerPool
-from oncurve.rewards.accepts import Accepts
+from oncurve.rewards.functions.callables import Accepts
 from oncurve.steps import splitter_of
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]

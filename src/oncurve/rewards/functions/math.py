@@ -18,8 +18,8 @@ from pydantic import Field
 
 from oncurve.base.errors import ConfigError
 from oncurve.components import Impossible
-from oncurve.rewards.accepts import Accepts
 from oncurve.rewards.functions.answers import Number, as_latex, boxed, final_answer, plain, text_after, whole_number
+from oncurve.rewards.functions.callables import Accepts
 from oncurve.rewards.settings import AnswerReward, Runner, WorkerSettings
 
 _DELIMITED = re.compile(r"(?<!\\)\$(?![0-9])|\\[(\[]|\\boxed|\\fbox")

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from oncurve.rewards.accepts import Accepts
 from oncurve.rewards.functions.answers import final_answer, marked_number, text_after
+from oncurve.rewards.functions.callables import Accepts
 from oncurve.rewards.settings import AnswerReward, Local, Runner, WorkerSettings
 from oncurve.tasks import check_steps, is_correct, read_question
 

@@ -22,8 +22,7 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from oncurve.base.errors import ConfigError, RewardError
 from oncurve.processes.pool import Reply
-from oncurve.rewards.accepts import Accepts
-from oncurve.rewards.functions.callables import OFFERED
+from oncurve.rewards.functions.callables import OFFERED, Accepts
 from oncurve.rewards.functions.verify import Pattern
 from oncurve.rewards.judge.asking import Asking, Request
 from oncurve.rewards.judge.endpoint import Endpoint, Unanswered
