@@ -206,15 +206,8 @@ class WorkerLimits(Component):
 
     def pool(self, factory: str, settings: Mapping[str, Any], processes: int, timeout_seconds: float) -> WorkerPool:
         """Return a pool that holds `factory(**settings)`; an item may take `timeout_seconds`."""
-        return WorkerPool(
-            factory,
-            settings,
-            processes=processes,
-            timeout_seconds=timeout_seconds,
-            memory_limit_bytes=self.memory_limit_bytes,
-            start_timeout_seconds=self.start_timeout_seconds,
-            env_pass=self.env_pass,
-        )
+        limits = self.model_dump(include={"memory_limit_bytes", "start_timeout_seconds", "env_pass"})
+        return WorkerPool(factory, settings, processes=processes, timeout_seconds=timeout_seconds, **limits)
 
 
 class WorkerSettings(WorkerLimits, RewardSettings):

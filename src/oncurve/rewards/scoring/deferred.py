@@ -67,7 +67,7 @@ class RewardScoring(Scoring):
                 raise ValueError(f"group {index} is not the one that was submitted")
         if not self._components:
             return [replace(group, scores=tuple(Score(0.0) for _ in group.completions)) for group in groups]
-        for scored in sorted(self._components, key=ComponentScoring.runs_here):  # workers work meanwhile
+        for scored in sorted(self._components, key=lambda each: each.runs_here):  # workers work meanwhile
             scored.launch(groups)
         replies = [scored.replies(groups) for scored in self._components]
         self._undo.close()
@@ -153,16 +153,13 @@ class RewardScoring(Scoring):
         count, kinds = len(scores), Counter(str(score.fault).partition(":")[0] for score in scores)
         counted = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
         named = zip(self._components, replies, strict=True)
-        first = next(((s.component.name, r) for s, found in named for r in found if r.fault is not None), None)
-        if first is None and set(kinds) != {"none"}:
-            return f"all rewards of {count} completions have a fault ({counted}). The first: {scores[0].fault}"
-        if first is None:
-            return (
-                f"no reward applies to any of {count} completions: every component returned None "
-                "(is the answer column right?)"
-            )
-        name, reply = first
-        return f"all rewards of {count} completions have a fault ({counted}). The first, of {name}:\n{reply.message}"
+        faulty = ((s.component.name, reply) for s, found in named for reply in found if reply.fault is not None)
+        name, reply = next(faulty, (None, None))
+        if reply is None and set(kinds) == {"none"}:
+            why = "every component returned None (is the answer column right?)"
+            return f"no reward applies to any of {count} completions: {why}"
+        first = f", of {name}:\n{reply.message}" if reply is not None else f": {scores[0].fault}"
+        return f"all rewards of {count} completions have a fault ({counted}). The first{first}"
 
     def close(self) -> None:
         """Cancel what workers have not finished."""
@@ -183,13 +180,10 @@ class ComponentScoring:
         self._step = step
         begin: Callable[[], RunnerJob] | None = getattr(component.runner, "begin", None)
         self._job = None if begin is None else undo.enter_context(begin())
+        self.runs_here = self._job is None
         self._order: list[int] = []
         self._here: list[Reply] = []
         self._error: OncurveError | None = None
-
-    def runs_here(self) -> bool:
-        """Return whether it runs in this process."""
-        return self._job is None
 
     @property
     def overlapped_seconds(self) -> float:

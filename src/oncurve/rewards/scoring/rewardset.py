@@ -35,22 +35,7 @@ class RewardSet(Closing):
 
     def __init__(self, components: Sequence[RewardComponent]) -> None:
         self.components = tuple(components)
-        self.announcements: list[str] = [
-            f"reward {component.name} runs in this process and cannot be killed: {component.runner.reason}"
-            for component in self.components
-            if isinstance(component.runner, InProcess) and component.runner.reason is not None
-        ]
-        self.announcements += [
-            f"reward {component.name} is given the environment variable{'s' * (len(component.settings.env_pass) > 1)} "
-            f"{', '.join(component.settings.env_pass)}"
-            for component in self.components
-            if isinstance(component.settings, WorkerSettings) and component.settings.env_pass
-        ]
-        self.announcements += [
-            f"reward {component.name} {component.runner.announcement}"
-            for component in self.components
-            if hasattr(component.runner, "announcement")
-        ]
+        self.announcements = [f"reward {each.name} {line}" for each in self.components for line in _announced(each)]
         self.locate: Locate | None = None
         """Finds the tokens in which steps end. Needed by rewards that score steps; set where the tokenizer is known."""
 
@@ -142,6 +127,18 @@ class RewardSet(Closing):
             component.runner.close()
 
 
+def _announced(component: RewardComponent) -> Iterator[str]:
+    """Yield what the plan says about a reward, after its name."""
+    runner, settings = component.runner, component.settings
+    if isinstance(runner, InProcess) and runner.reason is not None:
+        yield f"runs in this process and cannot be killed: {runner.reason}"
+    if isinstance(settings, WorkerSettings) and settings.env_pass:
+        plural = "s" * (len(settings.env_pass) > 1)
+        yield f"is given the environment variable{plural} {', '.join(settings.env_pass)}"
+    if hasattr(runner, "announcement"):
+        yield runner.announcement
+
+
 @contextmanager
 def _named(name: str) -> Iterator[None]:
     """Put the reward's name before the message of a ConfigError, unless it has it."""
@@ -174,8 +171,8 @@ def component_names(chosen: Sequence[RewardSettings]) -> list[str]:
         name = component.name or component.default_name
         if component.name is not None and sum(other.name == name for other in chosen) > 1:
             raise ConfigError(f"rewards: the name {name!r} is given twice; give each reward a name of its own")
-        free = (candidate for candidate in (name, *(f"{name}_{n}" for n in range(2, len(chosen) + 2))))
-        names.append(next(candidate for candidate in free if candidate not in names))
+        candidates = (name, *(f"{name}_{number}" for number in range(2, len(chosen) + 2)))
+        names.append(next(candidate for candidate in candidates if candidate not in names))
     return names
 
 
