@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from oncurve.evaluate.estimators import maj_at_k, pass_at_k, powers_of_two
-from oncurve.evaluate.intervals import Interval, bootstrap, share, wilson
+from oncurve.evaluate.estimators import Interval, bootstrap, maj_at_k, pass_at_k, powers_of_two, share, wilson
 from oncurve.rewards import Scorer, final_answer
 from oncurve.rollout import RolloutEngine, Sampling, sample
 from oncurve.types import Group, Prompt, Score

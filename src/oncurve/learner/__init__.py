@@ -1,21 +1,19 @@
 """The learner: owns weights and optimizer, and turns a batch with advantages and weights into one update."""
 
 from oncurve.learner.actor_critic import ActorCritic as ActorCritic, SharedActorCritic as SharedActorCritic
-from oncurve.learner.critic import (
+from oncurve.learner.kinds import (
     CRITIC_KINDS as CRITIC_KINDS,
+    LEARNER_KINDS as LEARNER_KINDS,
     Critic as Critic,
     CriticConfig as CriticConfig,
+    LearnerConfig as LearnerConfig,
     NoCritic as NoCritic,
     SharedCriticConfig as SharedCriticConfig,
     check_critic as check_critic,
-    gives_values as gives_values,
-    warmup_of as warmup_of,
-)
-from oncurve.learner.kinds import (
-    LEARNER_KINDS as LEARNER_KINDS,
-    LearnerConfig as LearnerConfig,
     check_learner as check_learner,
     check_learner_settings as check_learner_settings,
+    gives_values as gives_values,
+    warmup_of as warmup_of,
 )
 from oncurve.learner.optimizer.masters import cast_parameter as cast_parameter, widened as widened
 from oncurve.learner.optimizer.sparse import rows_looked_up as rows_looked_up

@@ -17,9 +17,8 @@ from oncurve.trainer.saving.checkpoint import (
     Checkpoints as Checkpoints,
     FoundCheckpoint as FoundCheckpoint,
 )
-from oncurve.trainer.saving.recorder import Recorder as Recorder
+from oncurve.trainer.saving.recorder import Recorder as Recorder, RolloutsSettings as RolloutsSettings
 from oncurve.trainer.saving.refusals import Refusals as Refusals
-from oncurve.trainer.saving.retention import RolloutsSettings as RolloutsSettings
 from oncurve.trainer.state import StepResult as StepResult, TrainerState as TrainerState
 from oncurve.trainer.trainer import Trainer as Trainer, TrainerConfig as TrainerConfig
 from oncurve.trainer.watching.held_out import HeldOut as HeldOut

@@ -25,8 +25,7 @@ from oncurve.base.errors import CheckpointError, ConfigError
 from oncurve.learner import FROZEN
 from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights, Weights, changing_tensors, held, module_device
-from oncurve.trainer.groups.collecting import Collecting, GivenUpError
-from oncurve.trainer.groups.source import Groups
+from oncurve.trainer.groups.source import Collecting, GivenUpError, Groups
 from oncurve.trainer.state import Collected, TrainerState
 
 _TURN_SECONDS = 0.5
