@@ -75,18 +75,14 @@ class Reference:
         policy now.
 
         That is a copy, or the policy's own network where an adapter is all that is trained (`AdapterReference`).
+        Raises ModelError: the model cannot be copied.
         """
         if given is not None and is_apart(given, policy):
             return cls(given, dtype)
         if policy.adapter is not None:
             return AdapterReference(policy, policy.adapter)
-        return cls.copy_of(policy if given is None else given)
-
-    @classmethod
-    def copy_of(cls, policy: CausalModel) -> Reference:
-        """Return a frozen copy of `policy` as it is now. Raises ModelError if the model cannot be copied."""
         try:
-            twin = copy.deepcopy(policy)
+            twin = copy.deepcopy(policy if given is None else given)
         except Exception as error:
             raise ModelError(
                 f"{type(policy.module).__name__} cannot be copied for the KL reference ({error}); "
@@ -246,9 +242,7 @@ def check_can_follow(policy: CausalModel, reference: CausalModel, dtype: torch.d
 
     `dtype` is what the floating parameters of both become; None: they keep their dtypes, which must be equal.
     """
-    theirs, mine = policy.module, reference.module
-    reason = _unlike(theirs, mine, dtype)
-    if reason is not None:
+    if reason := _unlike(policy.module, reference.module, dtype):
         raise ModelError(
             f"the reference cannot follow the policy: {reason}; set reference.every = 0 to keep it as it was given, "
             "or give no reference, and it begins as a copy of the policy"

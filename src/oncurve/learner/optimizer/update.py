@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from oncurve import durable
 from oncurve.base.errors import CheckpointError, ModelError
 from oncurve.durable import LazyTensors
-from oncurve.learner.optimizer.adamw import Hyperparameters, SlicedAdamW
+from oncurve.learner.optimizer.adamw import SlicedAdamW
 from oncurve.learner.optimizer.masters import cast_parameter, make_master, widened
 from oncurve.learner.stored_once import KnownByHash, StoredOnce
 from oncurve.models.head import kept_gradient
@@ -120,7 +120,7 @@ class MasterAdamW:
         self._skip_empty = skip_empty_updates
         self._stored = StoredOnce()
         self._base = KnownByHash(self.frozen) if has_base else None
-        numbers = Hyperparameters(betas, epsilon, weight_decay)
+        numbers = {"beta1": betas[0], "beta2": betas[1], "eps": epsilon, "weight_decay": weight_decay}
         self._adamw = SlicedAdamW(self._masters, numbers, moments == "bfloat16")
 
     @property
