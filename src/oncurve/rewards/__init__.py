@@ -30,8 +30,12 @@ if TYPE_CHECKING:
     from oncurve.rewards.judge.model_judge import ModelJudge as ModelJudge
     from oncurve.rewards.kinds import REWARD_KINDS as REWARD_KINDS
     from oncurve.rewards.model import ModelReward as ModelReward, ProcessModelReward as ProcessModelReward
-    from oncurve.rewards.protocol import DeferredScoring as DeferredScoring, Scorer as Scorer, Scoring as Scoring
-    from oncurve.rewards.scoring.deferred import Locate as Locate
+    from oncurve.rewards.scoring.deferred import (
+        DeferredScoring as DeferredScoring,
+        Locate as Locate,
+        Scorer as Scorer,
+        Scoring as Scoring,
+    )
     from oncurve.rewards.scoring.rewardset import (
         RewardSet as RewardSet,
         component_names as component_names,

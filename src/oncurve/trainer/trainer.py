@@ -42,12 +42,12 @@ from oncurve.trainer.watching.observe import (
     UntrainedUpdates,
     observe_batch,
     observe_memory,
+    recording_tokens,
     split_advantages,
     summarized,
     timer,
 )
 from oncurve.trainer.watching.signals import StopSignals
-from oncurve.trainer.watching.tokens import recording_tokens
 from oncurve.types import Group, TrainBatch
 
 
