@@ -73,8 +73,7 @@ class TaskRows(GeneratedRows):
 
     def row(self, split: str, number: int) -> Mapping[str, Any]:
         """Return a problem of the task."""
-        (found,) = TASKS[self.task](seed=self.seed).rows(split, 1, start=number)
-        return dict(found)
+        return TASKS[self.task](split, number, self.seed)
 
 
 class Seeds(GeneratedRows):
