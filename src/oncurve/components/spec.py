@@ -253,8 +253,11 @@ def component_class(
     except ConfigError as error:
         raise ConfigError(f"{where}.kind: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Component)):
+        of_functions = [name for name, cls in kinds.items() if callable(found) and "function" in cls.model_fields]
+        meant = f"; write {where}.kind={of_functions[0]} {where}.path={shlex.quote(kind)}" if of_functions else ""
         raise ConfigError(
-            f"{where}.kind: {kind} is not a class derived from oncurve.components.Component; it is {found!r}"
+            f"{where}.kind: {kind} is no class derived from oncurve.components.Component but a "
+            f"{type(found).__name__}{meant}"
         )
     return found
 
