@@ -11,7 +11,7 @@ from typing import Any
 
 from oncurve.base.errors import DataError, noted
 from oncurve.base.output import visible
-from oncurve.config import DATA_NOTES, RunConfig, RunFacts, notes_on, trials_on, try_rewards
+from oncurve.config import RunConfig, RunFacts, sentences, trials_on, try_rewards
 from oncurve.data import (
     Prompts,
     Rows,
@@ -127,7 +127,7 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
         distinct=distinct_prompts(rows, config.data),
         eval_distinct=distinct_prompts(held_out.first(config.eval.limit), config.data),
     )
-    warnings += notes_on(config, facts, DATA_NOTES)
+    warnings += sentences("data_notes.j2", config, facts)
     tokenizer, room = read_tokenizer(config) if config.model.path else (None, None)
     episode = _episode(config, base, rows, problems, tokenizer, room)
     notes = () if config.model.path else (NO_MODEL,)
