@@ -91,6 +91,16 @@ def test_the_plan_says_when_clipping_can_bind():
     )
 
 
+def test_every_step_is_not_every_1_steps():
+    plans = (
+        said("eval.every=1", "data.kind=task", "checkpoint.every=1", "reference.every=1"),
+        said("checkpoint.every=2"),
+    )
+    assert "Evaluation before step 1 and every step on the held-out prompts" in plans[0]
+    assert "A checkpoint every step, the last 2 kept." in plans[0]
+    assert "A checkpoint every 2 steps, the last 2 kept." in plans[1]
+
+
 def test_the_plan_says_how_truncated_sampling_decodes_on_cuda(monkeypatch):
     without = "without CUDA graphs"
     assert without not in said("rollout.top_p=0.9")
