@@ -68,7 +68,7 @@ def command_config(
         f"{fraction[0]:.3g} of the rows is held out, and evaluated" if fraction else "held-out rows are evaluated"
     )
     none = "data.eval_fraction=0 trains on all rows" if fraction else "eval.every=0 leaves that out"
-    complain(f"by default {held_out} every {every} step{'s' * (every > 1)} (eval.every); {none}")
+    complain(f"by default {held_out} every {'step' if every == 1 else f'{every} steps'} (eval.every); {none}")
     return _configured(target, is_model, overrides, data_arguments(data) | evaluated, rewards, presets)
 
 
