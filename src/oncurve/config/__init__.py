@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         inert_rules as inert_rules,
     )
     from oncurve.config.rules.completeness import check_complete as check_complete
-    from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section, fixed as fixed
+    from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section
     from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig
     from oncurve.config.sentences.equation import explain as explain
     from oncurve.config.sentences.facts import AdapterFacts as AdapterFacts, RunFacts as RunFacts
