@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from oncurve.config.sentences.equation import explain as explain
     from oncurve.config.sentences.facts import AdapterFacts as AdapterFacts, RunFacts as RunFacts
     from oncurve.config.sentences.keys import explain_key as explain_key
-    from oncurve.config.sentences.plan import plan as plan, sentences as sentences
+    from oncurve.config.sentences.plan import plan as plan, sentences_of as sentences_of
     from oncurve.config.starting import write_recipe as write_recipe
     from oncurve.config.trust import (
         MADE_HERE as MADE_HERE,

@@ -95,7 +95,7 @@ class Forecast:
 
     def text(self) -> str:
         """Return all of it as text."""
-        return rendered("forecast.j2", p=self, size=size, duration=duration, fmt=format).rstrip()
+        return rendered("forecast.j2", p=self, size=size, duration=duration).rstrip()
 
 
 def changes(variant: Variant) -> list[tuple[str, Variant]]:

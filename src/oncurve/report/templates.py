@@ -22,6 +22,7 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,  # markup is made of such texts
     )
+    templates.globals["fmt"] = format
     templates.filters["inline"] = lambda text: " ".join(text.replace("`", "'").split())  # of Markdown
     templates.filters["number"] = lambda value: "none" if value is None else short(value)
     templates.filters["signed"] = lambda value: "none" if value is None else f"{value:+.2f}".replace("-", "−")

@@ -30,13 +30,13 @@ def plan(config: RunConfig, facts: RunFacts | None = None) -> list[str]:
     known = facts or RunFacts()
     noted = config.over(10**12)  # an unknown number of steps is more than any setting
     return (
-        sentences("plan.j2", config, known)
-        + [f"note: {text}" for text in [*sentences("notes.j2", noted, known), *inert(config)]]
+        sentences_of("plan.j2", config, known)
+        + [f"note: {text}" for text in [*sentences_of("notes.j2", noted, known), *inert(config)]]
         + [f"missing: {hole.replace(' missing;', '')}" for hole in missing(config, known.parameters is not None)]
     )
 
 
-def sentences(template: str, config: RunConfig, facts: RunFacts) -> list[str]:
+def sentences_of(template: str, config: RunConfig, facts: RunFacts) -> list[str]:
     """Return the paragraphs of a template about a configuration (`c`) and the facts of its run (`f`), a line each."""
     adapter = "" if facts.adapter is None else f" ({facts.adapter.nbytes / 1e6:,.3g} MB)"
     text = rendered(
@@ -63,7 +63,6 @@ def sentences(template: str, config: RunConfig, facts: RunFacts) -> list[str]:
         epochs=_epochs,
         name_of=lambda path: Path(path).name,
         repr=repr,
-        fmt=format,
     )
     paragraphs = (" ".join(map(str.strip, each.strip().split("\n"))) for each in text.split("\n\n"))
     return [sentence for sentence in paragraphs if sentence]
