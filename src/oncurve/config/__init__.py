@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         MODULE_PATH as MODULE_PATH,
         Layer as Layer,
         find_recipe as find_recipe,
+        names_model as names_model,
         names_recipe as names_recipe,
         read_layers as read_layers,
         read_table as read_table,
