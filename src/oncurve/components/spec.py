@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from oncurve.base.errors import ConfigError, shown, suggest
+from oncurve.base.errors import ConfigError, nearest, shown, suggest
 from oncurve.base.hints import kind_for, word_for
 from oncurve.base.imports import FILE_MODULE, locate, looking, only_looking
 
@@ -332,9 +332,11 @@ def _complaint(detail: Any, names: list[str], cls: type[BaseModel] | None, place
     given, kind, context = detail.get("input"), detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         keys = _keys_at(cls, names[:-1])
-        listed = ", ".join(keys) or "none"
-        near = _other_tools_word(place, keys) or suggest(names[-1], keys)
-        return "unknown key" + (near or f"; the keys here are: {listed}")
+        near = nearest(names[-1], keys)
+        meant = f"; the keys here are: {', '.join(keys) or 'none'}"
+        if near is not None:
+            meant = f"; did you mean {place.removesuffix(names[-1]) + near!r}?"
+        return f"unknown key{_other_tools_word(place, keys) or meant}"
     if kind == "missing":
         return "missing; it has no default"
     if kind == "literal_error":
