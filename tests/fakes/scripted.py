@@ -43,7 +43,7 @@ class TableModel:
     def head(self):
         return self.logits
 
-    def token_loop(self) -> HostLoop:
+    def token_loop(self, truncated: bool = False) -> HostLoop:
         return HostLoop(self.decoder, torch.device("cpu"))
 
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> "TableDecoder":

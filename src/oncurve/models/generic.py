@@ -104,7 +104,7 @@ class GenericModel:
         """Return `logits`, which needs no weights."""
         return self.logits
 
-    def token_loop(self) -> TokenLoop:
+    def token_loop(self, truncated: bool = False) -> TokenLoop:
         """Return the loop on the host, which runs whole rows at every step."""
         return HostLoop(self.decoder, module_device(self.module))
 

@@ -140,17 +140,19 @@ class TransformersModel:
         """Return this module's own head, without a gradient."""
         return torch.no_grad()(self.logits)
 
-    def token_loop(self) -> TokenLoop:
-        """In CUDA graphs on CUDA, whose buffers are kept from rollout to rollout; elsewhere with a cached decoder."""
+    def token_loop(self, truncated: bool = False) -> TokenLoop:
+        """In CUDA graphs on CUDA, whose buffers are kept from rollout to rollout; elsewhere with a cached decoder.
+
+        Kept sets have no fixed size, as a graph's tensors do: with them there are no graphs.
+        """
         device = module_device(self.module)
-        host = HostLoop(self.decoder, device)
         if self._buffers is None:
             self._buffers = graph_buffers(device)
-        if self._buffers is None:
-            return host
+        if self._buffers is None or truncated:
+            return HostLoop(self.decoder, device)
         self._joined = join(self._products(), self._joined)
         run = partial(self._run, prepacked=self._joined)
-        return GraphLoop(self._buffers, run, self.module, self.raw_logits, host)
+        return GraphLoop(self._buffers, run, self.module, self.raw_logits)
 
     def free_decoding(self) -> bool:
         """Free cache and graphs, which the next rollout makes again; return whether there were any."""
