@@ -7,7 +7,7 @@ from torch import Tensor
 
 from oncurve.models import DecodeRequest
 from oncurve.models.causal import StopStrings
-from oncurve.models.decode import GraphBuffers
+from oncurve.models.decode.graph_buffers import GraphBuffers
 from oncurve.rollout.sampler import Sampler
 
 

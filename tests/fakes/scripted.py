@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from oncurve.models.decode import HostLoop
+from oncurve.models.decode.host_loop import HostLoop
 
 
 class TableModel:

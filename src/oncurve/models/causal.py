@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from oncurve.models.adapters import Adapter
+from oncurve.models.adapters.adapter import Adapter
 from oncurve.types import Ending
 
 Head = Callable[[Tensor], Tensor]

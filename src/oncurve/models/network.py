@@ -13,28 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oncurve.models.adapters import Adapter
-from oncurve.models.attention import AttentionContext, register, switched
+from oncurve.models.adapters.adapter import Adapter
+from oncurve.models.attention.hook import AttentionContext, register, switched
 from oncurve.models.backend import graph_buffers, packed_context
 from oncurve.models.causal import Decoder, Head, TokenLoop, check_rows, longest_of, module_device
-from oncurve.models.decode import CachedDecoder, GraphBuffers, GraphLoop, HostLoop
-from oncurve.models.head import matrix_of
-from oncurve.models.layers import (
-    Block,
-    Joined,
-    PrepackedWeights,
-    Shared,
-    StraightBody,
-    blocks_of,
-    check_longest,
-    hooked,
-    is_straight,
-    join,
-    keeps_a_wide_residual,
-    longest_row_of,
-    narrow_positions,
-    prepack,
-)
+from oncurve.models.decode.cached_decoder import CachedDecoder
+from oncurve.models.decode.graph_buffers import GraphBuffers
+from oncurve.models.decode.graph_loop import GraphLoop
+from oncurve.models.decode.host_loop import HostLoop
+from oncurve.models.head.linear_logprobs import matrix_of
+from oncurve.models.layers.blocks import Block, Shared, blocks_of
+from oncurve.models.layers.joined_weights import Joined, join
+from oncurve.models.layers.lengths import check_longest, longest_row_of
+from oncurve.models.layers.prepacked_weights import PrepackedWeights, prepack
+from oncurve.models.layers.rms_norm import keeps_a_wide_residual, narrow_positions
+from oncurve.models.layers.straight import StraightBody, hooked, is_straight
 from oncurve.ops import at_least_float32
 
 

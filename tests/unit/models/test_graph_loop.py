@@ -13,8 +13,10 @@ from fakes.decoding import graphs_of, request
 from fakes.recorder import record
 from oncurve.base.errors import ModelError
 from oncurve.models import DecodeRequest
-from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop, graph_loop
-from oncurve.models.decode.graph_buffers import free_bytes, graph_rows
+from oncurve.models.decode import graph_loop
+from oncurve.models.decode.graph_buffers import GraphBuffers, free_bytes, graph_rows
+from oncurve.models.decode.graph_loop import GraphLoop
+from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.decode.paged_attention import PagedContext
 from oncurve.randomness import row_keys, uniform_at
 from oncurve.rollout.sampler import Sampler

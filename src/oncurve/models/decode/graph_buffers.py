@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from oncurve.base.output import warn
 from oncurve.machine.compiled import compiled
-from oncurve.models.adapters import factors_in_use
+from oncurve.models.adapters.layer import factors_in_use
 from oncurve.models.causal import DecodeRequest, Draw, Head
 from oncurve.models.decode.cuda_graphs import Capture, Step
 from oncurve.models.decode.paged_attention import PAGE, Layers, PagedContext

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from oncurve.base.output import warn
-from oncurve.models.attention import additive, sdpa
+from oncurve.models.attention.packed_rows import additive, sdpa
 
 PAGE = 32
 """Tokens of a page: half of one is lost at the end of each row."""
