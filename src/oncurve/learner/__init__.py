@@ -23,7 +23,12 @@ from oncurve.learner.optimizer.update import (
     Schedule as Schedule,
     scheduled_rate as scheduled_rate,
 )
-from oncurve.learner.policy import Accumulated as Accumulated, LocalLearner as LocalLearner
+from oncurve.learner.policy import (
+    Accumulated as Accumulated,
+    LocalLearner as LocalLearner,
+    state_of as state_of,
+    take_over as take_over,
+)
 from oncurve.learner.protocol import Learner as Learner, UpdateResult as UpdateResult
 from oncurve.learner.reference import (
     AdapterReference as AdapterReference,
@@ -36,4 +41,3 @@ from oncurve.learner.reference import (
 from oncurve.learner.scoring import of_the_whole as of_the_whole
 from oncurve.learner.settings import LearnerSettings as LearnerSettings
 from oncurve.learner.stored_once import FROZEN as FROZEN, KnownByHash as KnownByHash
-from oncurve.learner.transfer import state_of as state_of, take_over as take_over

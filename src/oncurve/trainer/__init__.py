@@ -6,9 +6,8 @@ from oncurve.trainer.credit import (
     EntropyControl as EntropyControl,
     KLControl as KLControl,
 )
-from oncurve.trainer.groups.demonstrated import DemonstratedGroups as DemonstratedGroups
 from oncurve.trainer.groups.lagged import LaggedGroups as LaggedGroups
-from oncurve.trainer.groups.source import Groups as Groups
+from oncurve.trainer.groups.source import DemonstratedGroups as DemonstratedGroups, Groups as Groups
 from oncurve.trainer.groups.surplus import DynamicSampling as DynamicSampling
 from oncurve.trainer.old_policy import OldPolicy as OldPolicy
 from oncurve.trainer.outer import OuterLoop as OuterLoop, ReferenceSchedule as ReferenceSchedule

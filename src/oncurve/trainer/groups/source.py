@@ -1,4 +1,7 @@
-"""Lines 5, 7 and 8 of Algorithm 1: the groups of a step: prompts, completions and rewards, drawn when it begins."""
+"""Lines 5, 7 and 8 of Algorithm 1: the groups of a step: prompts, completions and rewards, drawn when it begins.
+
+In a warm start nothing is sampled: each prompt comes with the completion that the data gives for it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,9 +21,9 @@ from oncurve.rewards import Scorer, Scoring
 from oncurve.rollout import OnGroup, RolloutEngine, sample
 from oncurve.trainer.groups.surplus import DynamicSampling, SurplusGroup
 from oncurve.trainer.state import Collected, TrainerState
-from oncurve.trainer.watching.diagnosis import divergence_explained
+from oncurve.trainer.updates import divergence_explained
 from oncurve.trainer.watching.observe import observe_groups, timer
-from oncurve.types import Group, Prompt, Score
+from oncurve.types import Completion, Group, Prompt, Score
 
 log = logging.getLogger("oncurve.trainer")
 
@@ -272,3 +275,32 @@ class Groups(Drawing):
 
     def load(self, folder: Path, record: Mapping[str, Any], weights: Weights) -> None:
         """Restore what `save` wrote; `weights` are the policy's."""
+
+
+@dataclass
+class DemonstratedGroups(Groups):
+    """Groups of demonstrations: `complete` gives the completion of a prompt of `source`."""
+
+    complete: Callable[[Prompt], Completion] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._version = 0
+
+    @property
+    def exact(self) -> bool:
+        """True: there are no recorded log-probs that could differ."""
+        return True
+
+    def follow(self, weights: Weights, step: int) -> None:
+        """Note the version of the weights that are trained; no engine samples from them."""
+        self._version = weights.version
+
+    def next(self, state: TrainerState, metrics: Metrics) -> Collected:
+        """Return the next demonstrations, each as a group of one completion."""
+        prompts, cursor = self.source.take(state.cursor, self.prompts)
+        given = [replace(self.complete(prompt), policy_version=self._version) for prompt in prompts]
+        groups = tuple(
+            Group(prompt, (completion,), (Score(0.0),)) for prompt, completion in zip(prompts, given, strict=True)
+        )
+        observe_groups(metrics, groups, dropped=0, rewarded=False)
+        return Collected(groups, groups, (), cursor, state.draw)
