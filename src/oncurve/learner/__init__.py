@@ -1,6 +1,7 @@
 """The learner: owns weights and optimizer, and turns a batch with advantages and weights into one update."""
 
 from oncurve.learner.actor_critic import ActorCritic as ActorCritic, SharedActorCritic as SharedActorCritic
+from oncurve.learner.budget import of_the_whole as of_the_whole
 from oncurve.learner.kinds import (
     CRITIC_KINDS as CRITIC_KINDS,
     LEARNER_KINDS as LEARNER_KINDS,
@@ -38,6 +39,5 @@ from oncurve.learner.reference import (
     as_read as as_read,
     is_apart as is_apart,
 )
-from oncurve.learner.scoring import of_the_whole as of_the_whole
 from oncurve.learner.settings import LearnerSettings as LearnerSettings
 from oncurve.learner.stored_once import FROZEN as FROZEN, KnownByHash as KnownByHash

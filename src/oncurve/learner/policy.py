@@ -14,7 +14,7 @@ from torch import Tensor
 from oncurve.base.errors import CheckpointError, ConfigError
 from oncurve.batching import micro_batches
 from oncurve.durable import LazyTensors
-from oncurve.learner.budget import Budget
+from oncurve.learner.budget import OBSERVED, Budget, scored_stats
 from oncurve.learner.gradient_rows import (
     observe_mismatch,
     observe_rows_without_gradient,
@@ -25,7 +25,6 @@ from oncurve.learner.optimizer.sparse import sparse_embeddings
 from oncurve.learner.optimizer.update import MasterAdamW, Pace
 from oncurve.learner.protocol import UpdateResult
 from oncurve.learner.reference import Reference, Teacher
-from oncurve.learner.scoring import OBSERVED, scored_stats
 from oncurve.learner.settings import LearnerSettings
 from oncurve.learner.values import ValueReader
 from oncurve.losses import Objective, Regularizer, ValueLoss, objective_loss
