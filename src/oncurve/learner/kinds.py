@@ -2,9 +2,8 @@
 
 `V_t = V(q, o_<t)` is read off the hidden state that predicts token t: the last prompt token's for t = 1.
 
-values.py         reading values off hidden states
-value_network.py  the critic with a network of its own
-actor_critic.py   policy and critic as one learner
+values.py        reading values off hidden states
+actor_critic.py  the critic with a network of its own, and policy and critic as one learner
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from pydantic import Field
 
 from oncurve.base.errors import ConfigError
 from oncurve.components import Component, check_of, lacking
-from oncurve.learner.actor_critic import ActorCritic, SharedActorCritic
+from oncurve.learner.actor_critic import ActorCritic, OwnCritic, SharedActorCritic
 from oncurve.learner.policy import LocalLearner
 from oncurve.learner.protocol import Learner
 from oncurve.learner.settings import UNBUILT, LearnerSettings
-from oncurve.learner.value_network import OwnCritic
 from oncurve.losses import Objective, Regularizer, ValueLoss
 from oncurve.models import CausalModel
 
