@@ -1,6 +1,6 @@
 """Policy and critic as one learner: the trainer sees an ordinary learner.
 
-OwnCritic           a critic with weights of its own: a copy of the policy's network with a value head, and its optimizer
+OwnCritic           a critic with weights of its own: a copy of the policy's network, a value head, their optimizer
 ActorCritic         two models, two optimizers: each minibatch updates the critic, then the policy
 SharedActorCritic   one backbone: the value loss is a part of the policy's, the head has an optimizer of its own
 """
@@ -28,14 +28,6 @@ from oncurve.models import LocalWeights
 from oncurve.types import TrainBatch
 
 
-class _ValueNetwork(nn.Module):
-    """Backbone and head as one module, for the optimizer."""
-
-    def __init__(self, backbone: nn.Module, head: nn.Linear) -> None:
-        super().__init__()
-        self.backbone, self.head = backbone, head
-
-
 class OwnCritic:
     """A value function with weights of its own. It has the policy's optimizer settings, except the learning rate."""
 
@@ -51,12 +43,13 @@ class OwnCritic:
         except Exception as error:
             raise ModelError(f"{type(policy.module).__name__} cannot be copied for the critic ({error})") from error
         _freeze_head(model.module)
-        self._network = _ValueNetwork(model.module, blank_head(model))
+        head = blank_head(model)
+        self._network = nn.ModuleDict({"backbone": model.module, "head": head})  # one module, for the optimizer
         settings = actor.config
         self.optimizer = MasterAdamW(self._network, None, **settings.adamw, has_base=policy.adapter is not None)
         self._rate, self._max_norm, self._loss = learning_rate, settings.max_grad_norm, loss
         self.budget = Budget(settings.tokens_per_micro_batch, policy.free_decoding)
-        self.reader = ValueReader(model, self._network.head, self.budget)
+        self.reader = ValueReader(model, head, self.budget)
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """Return one step towards the batch's `returns`, on its `token_weights`.

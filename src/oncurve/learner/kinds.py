@@ -17,7 +17,7 @@ from oncurve.components import Component, check_of, lacking
 from oncurve.learner.actor_critic import ActorCritic, OwnCritic, SharedActorCritic
 from oncurve.learner.policy import LocalLearner
 from oncurve.learner.protocol import Learner
-from oncurve.learner.settings import UNBUILT, LearnerSettings
+from oncurve.learner.settings import LearnerSettings
 from oncurve.losses import Objective, Regularizer, ValueLoss
 from oncurve.models import CausalModel
 
@@ -118,7 +118,8 @@ def check_learner_settings(component: object) -> str | None:
     """Return what is wrong with a component as `[learner]`, or None."""
     if isinstance(component, LearnerSettings) and type(component).build is not LearnerSettings.build:
         return None
-    return UNBUILT.format(type(component).__name__)
+    name = type(component).__name__
+    return f"{name} must derive from oncurve.learner.LearnerConfig, or from LearnerSettings with a build of its own"
 
 
 def check_learner(learner: Learner) -> Learner:
