@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from oncurve.data import Counts, counted, shares
 from oncurve.metrics import Metrics
 from oncurve.models import Weights
 from oncurve.rewards import Scorer, Scoring
-from oncurve.rollout import OnGroup, RolloutEngine, sample
+from oncurve.rollout import RolloutEngine, sample
 from oncurve.trainer.groups.surplus import DynamicSampling, SurplusGroup
 from oncurve.trainer.state import Collected, TrainerState
 from oncurve.trainer.updates import divergence_explained
@@ -132,18 +133,15 @@ class Collecting(Drawing):
         prompts, cursor = self.source.take(cursor, self.prompts, state.counts)
         with self.scorer.begin(state.step) as scoring:
             with timer(metrics, "rollout"), divergence_explained(state.step):
-                groups = sample(self.engine, prompts, draw, self.group_size, on_group=self._handing_to(scoring))
+                groups = sample(self.engine, prompts, draw, self.group_size, on_group=partial(self._hand_in, scoring))
             for name, value in self.engine.measured().items():
                 metrics.add(name, value)
             return self._scored(groups, scoring, metrics), cursor
 
-    def _handing_to(self, scoring: Scoring) -> OnGroup:
-        def hand_in(index: int, group: Group) -> None:
-            if self.given_up.is_set():
-                raise GivenUpError
-            scoring.submit(index, group)
-
-        return hand_in
+    def _hand_in(self, scoring: Scoring, index: int, group: Group) -> None:
+        if self.given_up.is_set():
+            raise GivenUpError
+        scoring.submit(index, group)
 
     def _scored(self, groups: list[Group], scoring: Scoring, metrics: Metrics) -> list[Group]:
         """Return the groups with the scores that `scoring` began while they were sampled."""
