@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ class IterativeSettings(Component):
     """A file of the examples that the reward model was trained on before, as `oncurve reward-model train` takes it."""
 
 
+@dataclass
 class Iterations:
     """An `OuterLoop` that ends every iteration with the reward model's continued training.
 
@@ -136,21 +138,12 @@ class Iterations:
     ones, and scores with its new weights from the next step on. `save` writes all of it.
     """
 
-    def __init__(
-        self,
-        settings: IterativeSettings,
-        reference: ReferenceSchedule,
-        learner: RewardLearner,
-        label: Labeller,
-        replay: Replay,
-        seed: int = 0,
-    ) -> None:
-        self.settings = settings
-        self.reference = reference
-        self.learner = learner
-        self.replay = replay
-        self._label = label
-        self._seed = seed
+    settings: IterativeSettings
+    reference: ReferenceSchedule
+    learner: RewardLearner
+    label: Labeller
+    replay: Replay
+    seed: int = 0
 
     def before_step(self, state: TrainerState) -> None:
         """Line 3: π_ref ← π_θ, at the first step of every iteration but the first, whose reference is the policy."""
@@ -162,7 +155,7 @@ class Iterations:
         number = 1 + (result.step - 1) // self.settings.steps
         for held_out in (False, True):
             groups = [group for group in result.groups if self._is_held_out(group) == held_out]
-            self.replay.add(number, self.learner.fitting(self._label(groups)), held_out)
+            self.replay.add(number, self.learner.fitting(self.label(groups)), held_out)
         result.metrics["progress/iteration"] = float(number)
         if result.step % self.settings.steps == 0:
             result.metrics.update(self._train_on(number))
@@ -172,15 +165,14 @@ class Iterations:
         """Return the reward model's continued training at the end of an iteration; its metrics."""
         started = time.perf_counter()
         new, held_out = self.replay.of(number), self.replay.of(number, held_out=True)
-        earlier = self.replay.earlier(number)
-        replayed = self.replay.replayed(number, self.settings.replay, self._seed)
+        replayed = self.replay.replayed(number, self.settings.replay, self.seed)
         before = self.learner.measure(held_out)
-        metrics = fit(self.learner, new + replayed, self._seed + number) if new else Metrics()
+        metrics = fit(self.learner, new + replayed, self.seed + number) if new else Metrics()
         after = self.learner.measure(held_out)
         found = {
             "reward_model/new_examples": float(len(new)),
             "reward_model/replayed_examples": float(len(replayed) if new else 0),
-            "reward_model/history_examples": float(len(earlier)),
+            "reward_model/history_examples": float(len(self.replay.earlier(number))),
             "reward_model/updates": 0.0,
             "time/reward_model": time.perf_counter() - started,
             **metrics.result(),
