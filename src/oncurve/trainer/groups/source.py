@@ -49,7 +49,7 @@ class GivenUpError(Exception):
 class Drawing:
     """The parts and numbers by which the groups of a step are drawn.
 
-    prompts       prompts of `source` per round of sampling, and groups per step
+    prompts       of `source` per round of sampling; a step has as many groups
     group_size    G, completions of each
     min_valid     the fewest valid completions that a usable group has
     dynamic       which usable groups are kept, and how many rounds there may be; None: all of one round
