@@ -6,7 +6,6 @@ from oncurve.advantages import reads_rewards
 from oncurve.components import Equation, described
 from oncurve.config.sections import RunConfig
 from oncurve.losses import corrects
-from oncurve.rewards import RewardSettings
 
 
 def explain(config: RunConfig) -> str:
@@ -114,8 +113,5 @@ def _rewards(config: RunConfig) -> str:
         return "no reward: the advantage reads none"
     if not config.rewards:
         return "the reward (none is configured yet)"
-    return " + ".join(_reward(part) for part in config.rewards if part.weight or len(config.rewards) == 1)
-
-
-def _reward(part: RewardSettings) -> str:
-    return f"{part.weight:g} {part.name or part.default_name}"
+    counted = [part for part in config.rewards if part.weight or len(config.rewards) == 1]
+    return " + ".join(f"{part.weight:g} {part.name or part.default_name}" for part in counted)
