@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import inspect
 import json
-import math
 import subprocess
 import sys
 import threading
@@ -16,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import validate_call
 
 from oncurve import durable
 from oncurve.base.errors import OncurveError, RunDirectoryError
 from oncurve.metrics import METRICS
-from oncurve.report import EvaluationFiles, RolloutIndex, RunRecord, look_at_flips, most_changed, read_run
+from oncurve.report import EvaluationFiles, RolloutIndex, RunRecord, look_at_flips, most_changed, plain, read_run
 from oncurve.run import find_runs, list_runs
 
 FILES = ("config.toml", "environment.json", "metrics.jsonl")
@@ -81,14 +80,7 @@ class Library:
         """
         if question not in QUESTIONS:
             raise KeyError(question)
-        ask = getattr(self, question)
-        numbers = {"offset", "step", "group", "prompt", "start", "count", "falling", "first", "last", "problem"}
-        values = {name: int(value) if name in numbers else value for name, value in arguments.items()}
-        try:
-            inspect.signature(ask).bind(**values)
-        except TypeError as error:
-            raise ValueError(str(error)) from error
-        return ask(**values)
+        return validate_call(getattr(self, question))(**arguments)
 
     def names(self) -> dict[str, Path]:
         """Return the runs by name: the path below the root, or the root's own name where it is a run."""
@@ -298,19 +290,10 @@ def _flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 def _row(path: Path, record: RunRecord) -> dict[str, Any]:
     """Return a run's state, steps, last reward and last accuracy."""
     (listed,) = list_runs(path)
-    keys = ("reward/mean", "eval/accuracy")
-    last = {key: line[key] for line in record.metrics for key in keys if key in line}
-    return {
-        "state": listed.state,
-        "step": listed.step,
-        "steps": listed.steps,
-        "metric": listed.metric,
-        "best": listed.best,
-        "best_step": listed.best_step,
-        "written": time.time() - listed.age_seconds,
-        "reward": last.get("reward/mean"),
-        "accuracy": last.get("eval/accuracy"),
-    }
+    found = {name: getattr(listed, name) for name in ("state", "step", "steps", "metric", "best", "best_step")}
+    names = {"reward/mean": "reward", "eval/accuracy": "accuracy"}
+    last = {names[key]: line[key] for line in record.metrics for key in names.keys() & line.keys()}
+    return {**found, "written": time.time() - listed.age_seconds, "reward": None, "accuracy": None, **last}
 
 
 def _numbers(line: bytes) -> dict[str, float] | None:
@@ -340,12 +323,4 @@ def encoded(value: Any) -> bytes:
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        return json.dumps(plain(value), allow_nan=False, separators=(",", ":")).encode()
