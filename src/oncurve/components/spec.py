@@ -83,14 +83,10 @@ def _checked(value: Any, allowed: set[Any]) -> Any:
         return type(value)(_checked(item, allowed) for item in value) if type(value) in (list, tuple) else value
     if allowed & {int, float, bool, str}:
         _refuse_extremes(value)
-    if isinstance(value, bool) and bool not in allowed and allowed & {int, float}:
+    numbers = allowed & {int, float}
+    if isinstance(value, bool) and numbers and bool not in allowed:
         raise ValueError("expected a number, not true or false")
-    if (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and bool in allowed
-        and not allowed & {int, float}
-    ):
+    if isinstance(value, int | float) and not isinstance(value, bool) and bool in allowed and not numbers:
         raise ValueError("expected true or false")
     if isinstance(value, str) and allowed & {int, float, bool} and not allowed & {str, Path, object, Any}:
         return _number_in_disguise(value, allowed)
@@ -253,8 +249,11 @@ def component_class(
     except ConfigError as error:
         raise ConfigError(f"{where}.kind: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Component)):
+        of_functions = [name for name, cls in kinds.items() if callable(found) and "function" in cls.model_fields]
+        meant = f"; write {where}.kind={of_functions[0]} {where}.path={shlex.quote(kind)}" if of_functions else ""
         raise ConfigError(
-            f"{where}.kind: {kind} is not a class derived from oncurve.components.Component; it is {found!r}"
+            f"{where}.kind: {kind} is no class derived from oncurve.components.Component but a "
+            f"{type(found).__name__}{meant}"
         )
     return found
 

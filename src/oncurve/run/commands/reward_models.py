@@ -107,7 +107,7 @@ def _prepare(config: RewardModelRecipe, base: Path, folder: Path) -> tuple[Rewar
     if not kept:
         reads = f"{classifier.name} reads {classifier.max_length} tokens; take a model that reads more"
         raise DataError(f"none of {len(train)} examples fits: {reads}")
-    learner.total_updates = updates_of(len(kept), settings.batch_size, settings.epochs)
+    learner.pace.total = updates_of(len(kept), settings.batch_size, settings.epochs)
 
     def held_out_metrics() -> dict[str, float]:
         measured = learner.measure(kept_out) if kept_out else {}
