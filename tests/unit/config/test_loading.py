@@ -160,6 +160,6 @@ def test_a_third_part_of_a_key_changes_one_entry_of_any_setting_that_is_a_table(
     judge = (
         "rewards=[{kind='model_judge', url='http://localhost:1/v1', model='m', template='{{ completion }}', field='s'}]"
     )
-    found, _ = load_config(None, ["data.columns.prompt=q", f"rewards=[{{{judge}}}]", "rewards.0.extra_body.top_k=3"])
+    found, _ = load_config(None, ["data.columns.prompt=q", judge, "rewards.0.extra_body.top_k=3"])
     assert found.data.columns == {"prompt": "q"}
     assert found.rewards[0].extra_body == {"top_k": 3}  # type: ignore[attr-defined]
