@@ -2,7 +2,7 @@
 
 settings.py      the kinds of `[cluster]`
 keys.py          what a cluster does, and the settings of all kinds that have several processes
-facts.py         what other parts need to know of them; sentences.py: what the plan says
+facts.py         what other parts need to know of them
 making.py        how ranks and workers are made by these settings
 ranks/           a learner of several ranks that each have the whole model
 sharding/        a learner whose ranks divide the model among them by FSDP2

@@ -15,7 +15,6 @@ from oncurve.base.errors import ConfigError
 from oncurve.cluster.facts import ClusterFacts
 from oncurve.cluster.keys import ProcessSettings
 from oncurve.cluster.ranks import FleetLearner, Rank
-from oncurve.cluster.sentences import sentences_of
 from oncurve.cluster.vllm import VllmEngine, vllm_program
 from oncurve.cluster.workers import FleetEngine, Worker
 from oncurve.learner import Learner, LocalLearner
@@ -168,7 +167,6 @@ class ProcessCluster(ProcessSettings):
             shard_groups=self.shard_groups,
             lag=self.lag,
             served=self.served,
-            sentences=tuple(sentences_of(self)),
         )
 
 
