@@ -122,9 +122,14 @@ def begin_nursery(descriptor: str, target: str) -> NoReturn:
     leave()
 
 
-def adopt_orphans() -> None:
-    """Become the parent of what is left of this process's children."""
+def become_supervisor(parent: int) -> None:
+    """Become the parent of what is left of this process's children, and get the signal `END` when `parent` ends.
+
+    The signals that `supervise` waits for are blocked from now on.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     _ask_kernel(_PR_SET_CHILD_SUBREAPER, 1)
+    end_with(parent, END)
 
 
 def supervise(child: int) -> int | None:
