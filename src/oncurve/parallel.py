@@ -16,6 +16,7 @@ has ended, and at the limit where it does not answer.
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-_ADDRESS_SECONDS = 10.0
+_ADDRESS_SECONDS, _POLL_SECONDS = 10.0, 0.01
 _CPU = torch.device("cpu")
 
 BUCKET_BYTES = 64 * 2**20
@@ -54,16 +55,40 @@ class Meeting(Protocol):
 
 @dataclass(frozen=True)
 class FileMeeting:
-    """A meeting of processes of one machine, by a file at `path`, which must not exist before."""
+    """A meeting of processes of one machine, by the files of a folder at `path`, which must not exist before.
+
+    A file is there whole or not at all. In torch's own store of one file a rank waits for ever, and cannot be stopped,
+    for the rest of what a killed rank has begun to write, and after garbage.
+    """
 
     path: Path
 
     def store(self, size: int, seconds: float) -> Any:
-        """Return a store in the file."""
+        """Return a store in the folder."""
         from torch import distributed  # here: a process that is alone does without it
 
         library: Any = distributed
-        return _limited(library.FileStore(str(self.path), size), seconds)
+        folder = self.path
+
+        class Store(library.Store):  # type: ignore[misc]
+            def set(self, key: str, value: Any) -> None:
+                new = folder / f"new-{secrets.token_hex(8)}"
+                new.write_bytes(value)
+                new.rename(folder / key.encode().hex())
+
+            def get(self, key: str) -> bytes:
+                self.wait([key])
+                return (folder / key.encode().hex()).read_bytes()
+
+            def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+                until = time.monotonic() + seconds
+                while not all((folder / key.encode().hex()).exists() for key in keys):
+                    if time.monotonic() > until:
+                        raise TimeoutError(f"nothing came within {seconds:g} seconds")
+                    time.sleep(_POLL_SECONDS)
+
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return Store()
 
     def address(self) -> str:
         """Return the loopback device's: no other machine can connect."""
@@ -110,11 +135,6 @@ def serve_meetings(host: str) -> Any:
     end = socket.create_server((host, 0))
     port = end.getsockname()[1]
     return library.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=end.detach())
-
-
-def _limited(store: Any, seconds: float) -> Any:
-    store.set_timeout(timedelta(seconds=seconds))
-    return store
 
 
 class World:
@@ -319,6 +339,6 @@ def _lost(what: str) -> Iterator[None]:
     """Within: an error of the connections becomes a LostRankError that begins with `what`."""
     try:
         yield
-    except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError, too
+    except (RuntimeError, OSError, MemoryError) as error:  # torch's DistError; gloo, for an address that is none
         reason = str(error).rpartition("] ")[2].partition(". ")[0] if "Connection" in str(error) else str(error)
         raise LostRankError(f"{what}: {reason.partition(chr(10))[0]}") from None

@@ -18,6 +18,7 @@ from oncurve import batching
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster
 from oncurve.cluster.ranks import FleetLearner, shards
+from oncurve.parallel import FileMeeting, LostRankError, World
 from oncurve.types import TrainBatch
 
 State = dict[str, Tensor]
@@ -142,6 +143,17 @@ def test_two_ranks_one_of_which_is_killed_twice_end_at_the_bits_of_one_process(
     assert [one["cluster/ranks"] for one in metrics[:4]] == [2, 2, 2, 1]
     told = capfd.readouterr().err
     assert told.count("oncurve: rank 1 was lost: it was killed by signal SIGKILL; the run goes on") == 2
+
+
+def test_garbage_where_ranks_meet_is_a_lost_rank(tmp_path: Path) -> None:
+    folder, file = tmp_path / "folder", tmp_path / "file"
+    folder.mkdir()
+    for key in ("0/0", "0/1"):
+        (folder / key.encode().hex()).write_bytes(bytes(range(100)))
+    file.write_bytes(b"garbage")
+    for place in (folder, file):
+        with pytest.raises(LostRankError, match="rank 0 of 2 could not join the others"):
+            World.join(0, 2, FileMeeting(place), 2.0, start_seconds=2.0)
 
 
 def test_ranks_leave_out_the_same_updates_without_a_gradient(orders: Path) -> None:

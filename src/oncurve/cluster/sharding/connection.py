@@ -19,6 +19,9 @@ library: Any = distributed
 
 _JOIN_SECONDS = 60.0
 
+_stores: list[Any] = []
+"""The store of this process's connection. NCCL asks it later, and torch alone keeps no object of Python."""
+
 
 def join(rank: int, size: int, meeting: Meeting | None, seconds: float, device: torch.device = CPU) -> None:
     """Connect this process with the other ranks of `meeting`; every wait has this limit. None: it is alone.
@@ -37,6 +40,7 @@ def join(rank: int, size: int, meeting: Meeting | None, seconds: float, device: 
         store = library.HashStore() if meeting is None else meeting.store(size, _JOIN_SECONDS)
         limit = timedelta(seconds=_JOIN_SECONDS)
         library.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        _stores[:] = [store]
         # public, and with the other name deprecated, from torch 2.14 on
         set_timeout = vars(library).get("set_timeout", library.distributed_c10d._set_pg_timeout)
         set_timeout(timedelta(seconds=seconds))
