@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -143,6 +144,27 @@ def test_two_ranks_one_of_which_is_killed_twice_end_at_the_bits_of_one_process(
     assert [one["cluster/ranks"] for one in metrics[:4]] == [2, 2, 2, 1]
     told = capfd.readouterr().err
     assert told.count("oncurve: rank 1 was lost: it was killed by signal SIGKILL; the run goes on") == 2
+
+
+def test_a_rank_that_has_lost_another_keeps_no_third_one_waiting(tmp_path: Path) -> None:
+    """Rank 0 waits for rank 2, and that for rank 3, which is gone."""
+    meeting, worlds = FileMeeting(tmp_path / "world"), list[World]()
+
+    def take_part(rank: int) -> str:
+        world = World.join(rank, 4, meeting, 60.0)
+        worlds.append(world)  # which is there as long as its process
+        if rank == 3:
+            world.leave()
+            return "left"
+        try:
+            world.tree_sum(lambda index: [torch.ones(8)], 4)
+        except LostRankError as error:
+            return "late" if "Timed out" in str(error) else "lost"
+        return "done"
+
+    with ThreadPoolExecutor(4) as threads:
+        found = [each.result(240.0) for each in [threads.submit(take_part, rank) for rank in range(4)]]
+    assert found == ["lost", "done", "lost", "left"]
 
 
 def test_garbage_where_ranks_meet_is_a_lost_rank(tmp_path: Path) -> None:
