@@ -171,10 +171,8 @@ class FleetLearner(RankedLearner):
         members = self._in_step()
         self._state += 1
         calls = [(member, self.call(member, "apply", float(accumulated.loss))) for member in members]
-        try:
+        with suppress(LostRankError):  # those that have the gradient go on, the others copy the result
             self._world.broadcast(list(self.local.optimizer.gradients().values()))
-        except LostRankError:
-            self._world.leave()  # those that have the gradient go on, the others copy the result
         result = self.local.apply(accumulated)
         self._note(calls, (self.version, norm_of(result.metrics)))
         return result
