@@ -258,11 +258,11 @@ class ShardLearner(LocalLearner):
         return {
             "reference": 0 if moved is None else moved.version,
             "steps": self.optimizer.steps,
-            "attempts": self._attempts,
+            "attempts": self.pace.attempts,
             "tokens_per_micro_batch": self.budget.tokens,
             "ranks": self.size,
             "shapes": self._shapes,
-        } | ({} if self._frozen is None or self.rank else {"base": self._frozen.digest()})
+        } | ({} if self._frozen is None or self.rank else {"base": self._frozen.digest})
 
     @property
     def _shapes(self) -> dict[str, list[int]]:
@@ -288,7 +288,7 @@ class ShardLearner(LocalLearner):
         if moved and self.reference is not None:
             self.reference.take_over(moved, rows)
         self.optimizer.load_state(parts, int(meta["steps"]))
-        self._attempts = int(meta["attempts"])
+        self.pace.attempts = int(meta["attempts"])
         self.budget.lower_to(int(meta["tokens_per_micro_batch"]))
         self.publish()
 
