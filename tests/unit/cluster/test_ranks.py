@@ -18,7 +18,7 @@ from fakes.tiny_policy import random_groups
 from oncurve import batching
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster
-from oncurve.cluster.ranks import FleetLearner, shards
+from oncurve.cluster.ranks import FleetLearner, rank as ranks_of
 from oncurve.learner import transfer
 from oncurve.parallel import FileMeeting, LostRankError, World
 from oncurve.types import TrainBatch
@@ -30,7 +30,7 @@ SCORED = frozenset({"old", "reference", "entropy"})
 @pytest.fixture(autouse=True, scope="module")
 def shards_of_few_tokens() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "PASS_TOKENS", 0)
+        patch.setattr(ranks_of, "PASS_TOKENS", 0)
         yield
 
 
@@ -38,7 +38,7 @@ def shards_of_few_tokens() -> Iterator[None]:
 def test_shards_take_at_most_twice_as_long_as_one_and_are_as_many_as_that_allows(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "PASS_TOKENS", 4)
+    monkeypatch.setattr(ranks_of, "PASS_TOKENS", 4)
     batch = collate(random_groups(count=5, size=4, seed=1))
 
     def factor(pieces: Sequence[TrainBatch | None]) -> float:
@@ -46,7 +46,7 @@ def test_shards_take_at_most_twice_as_long_as_one_and_are_as_many_as_that_allows
         tokens = sum(sum(map(len, piece.prompts)) + int(piece.lengths.sum()) for piece in there)
         return (4 * len(there) + tokens) / (4 + sum(map(len, batch.prompts)) + int(batch.lengths.sum()))
 
-    few = shards.few_shards(batch, most)
+    few = ranks_of.few_shards(batch, most)
     assert factor(few) <= 2
     assert len(few) == most or factor(batching.shards(batch, 2 * len(few))) > 2
     lengths = torch.cat([piece.lengths for piece in few if piece is not None])
@@ -54,7 +54,7 @@ def test_shards_take_at_most_twice_as_long_as_one_and_are_as_many_as_that_allows
 
 
 def test_more_ranks_than_shards_have_the_bits_of_one(orders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "PASS_TOKENS", 1000)  # one shard
+    monkeypatch.setattr(ranks_of, "PASS_TOKENS", 1000)  # one shard
     one, three = (trained(orders, count, updates=2) for count in (1, 3))
     assert same_bits(one[0], three[0])
     assert of_the_update(one[1]) == of_the_update(three[1])

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from oncurve.base.output import urgent
 from oncurve.cluster.ranks.conversation import RankedLearner, joined
-from oncurve.cluster.ranks.rank import added, norm_of
-from oncurve.cluster.ranks.shards import GradientShards, few_shards
+from oncurve.cluster.ranks.rank import GradientShards, added, few_shards, norm_of
 from oncurve.learner import Accumulated, LocalLearner, UpdateResult, state_of
 from oncurve.machine.threads import computing_threads
 from oncurve.models import LocalWeights
