@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -58,6 +59,17 @@ def start_python(target: str, *arguments: str, **settings: Any) -> subprocess.Po
         return subprocess.Popen([sys.executable, "-P", "-c", _BOOT, source, target, *arguments], **settings)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def feed(child: subprocess.Popen[bytes], data: bytes) -> None:
+    """Write `data`, which may be as large as a model, to a child's standard input, and close it, in a thread."""
+
+    def work() -> None:
+        assert child.stdin is not None
+        with contextlib.suppress(OSError), child.stdin as stdin:  # it has ended
+            stdin.write(data)
+
+    threading.Thread(target=work, daemon=True).start()
 
 
 def unblock() -> None:
