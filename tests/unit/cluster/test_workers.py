@@ -20,7 +20,7 @@ from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.base.errors import DataError, ModelError
 from oncurve.cluster import HostCluster, facts
 from oncurve.cluster.workers import FleetEngine, rollout_shards
-from oncurve.cluster.workers.weights import digest_of
+from oncurve.cluster.workers.worker import digest_of
 from oncurve.models import CausalModel, LocalWeights, changing_tensors
 from oncurve.processes.shared import SharedBytes
 from oncurve.rollout import InProcessEngine, Sampling
