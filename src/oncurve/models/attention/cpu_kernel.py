@@ -38,7 +38,7 @@ def rows_attention(
     values: tuple[Tensor | None, Tensor],
     prefix_of_row: Tensor | None,
     mask: Tensor | None,
-    scaling: float,
+    scale: float,
 ) -> Tensor:
     """Attention `(R, C, h, d)` of R rows of C queries.
 
@@ -49,7 +49,7 @@ def rows_attention(
 
     Differentiable once.
     """
-    arguments = (query, keys[0], keys[1], values[0], values[1], prefix_of_row, mask, scaling)
+    arguments = (query, keys[0], keys[1], values[0], values[1], prefix_of_row, mask, scale)
     attended: Tensor = _RowsAttention.apply(*arguments)  # type: ignore[no-untyped-call]
     return attended
 
@@ -65,7 +65,7 @@ class _RowsAttention(torch.autograd.Function):
         value: Tensor,
         prefix_of_row: Tensor | None,
         mask: Tensor | None,
-        scaling: float,
+        scale: float,
     ) -> Tensor:
         out = torch.empty_like(query)
         log_sums = []
@@ -73,12 +73,12 @@ class _RowsAttention(torch.autograd.Function):
         for rows in _slices(query, prefix_key):
             whole = [_whole(p, s, prefix_of_row, rows, query) for p, s in ((prefix_key, key), (prefix_value, value))]
             attended, log_sum = _forward(
-                query[rows].transpose(1, 2), *whole, 0.0, mask is None, attn_mask=_of(added, rows), scale=scaling
+                query[rows].transpose(1, 2), *whole, 0.0, mask is None, attn_mask=_of(added, rows), scale=scale
             )
             out[rows] = attended.transpose(1, 2)
             log_sums.append(log_sum)
         ctx.save_for_backward(query, prefix_key, key, prefix_value, value, mask, out, *log_sums)
-        ctx.prefix_of_row, ctx.scaling = prefix_of_row, scaling
+        ctx.prefix_of_row, ctx.scale = prefix_of_row, scale
         return out
 
     @staticmethod
@@ -95,7 +95,7 @@ class _RowsAttention(torch.autograd.Function):
                 _whole(p, s, ctx.prefix_of_row, rows, asked.transpose(1, 2))
                 for p, s in ((prefix_key, key), (prefix_value, value))
             ]
-            options = {"attn_mask": _of(added, rows), "scale": ctx.scaling}
+            options = {"attn_mask": _of(added, rows), "scale": ctx.scale}
             by_asked, *by_whole = _backward(arrived, asked, *whole, attended, log_sum, 0.0, mask is None, **options)
             by_query[rows] = by_asked.transpose(1, 2)
             for side, gradient in zip(sums, by_whole, strict=True):

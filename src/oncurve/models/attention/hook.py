@@ -35,16 +35,14 @@ _HARMLESS = frozenset({"position_ids", "cache_position", "position_embeddings", 
 class AttentionContext(Protocol):
     """One mode of attention over a flat row of N tokens."""
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Attention of one layer.
 
         Args:
             layer: index of the layer, by which keys and values are stored.
             query: `(N, h, d)`, rotated already.
             key, value: `(N, h_kv, d)`, h a multiple of h_kv.
-            scaling: factor of the scores.
+            scale: factor of the scores.
             window: a token sees itself and the `window` - 1 tokens before it; None: all before it.
 
         Returns:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def attend_part(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor | None = None
+    query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention `(b, h, q, d_v)` of `query (b, h, q, d)` over `key (b, h, k, d)`, and its log-sum-exp `(b, h, q)`.
 
@@ -28,10 +28,10 @@ def attend_part(
         # products and a softmax: half their time in bf16, where tiny batched products go through oneDNN one by one, and
         # no more in float32 (measured at 2 to 28 queries over 10 to 500 keys).
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, False, attn_mask=mask, scale=scaling
+            query, key, value, 0.0, False, attn_mask=mask, scale=scale
         )
         return out, lse
-    scores = torch.matmul(query * scaling, key.transpose(2, 3))
+    scores = torch.matmul(query * scale, key.transpose(2, 3))
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if mask is not None:
         scores = scores + mask

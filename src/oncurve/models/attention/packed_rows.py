@@ -88,7 +88,7 @@ class RowLayout:
         return self.slots // max(self.longest, 1)
 
 
-def sdpa(query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor | None) -> Tensor:
+def sdpa(query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None) -> Tensor:
     """Attention over `(R, L, h, d)`, keys and values with h_kv heads; causal where there is no `mask`."""
     shared = query.shape[2] // key.shape[2]
     grouped = shared > 1 and query.device.type == "cpu"
@@ -98,7 +98,7 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor
     def attend(*inputs: Tensor) -> Tensor:
         asked, keys, values = (x.transpose(1, 2) for x in inputs)
         return nn.functional.scaled_dot_product_attention(
-            asked, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+            asked, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
         ).transpose(1, 2)
 
     return differentiated_in_order(attend, query, key, value)
@@ -117,16 +117,16 @@ class PromptAttention:
         self._masks: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs `(N, h, d_v)`, and the padded keys and values `(M, P, h_kv, d)`."""
         padded_key, padded_value = self.rows.pad(key), self.rows.pad(value)
         mask = self._mask(window, query.dtype, query.device)
         asked = self.rows.pad(query)
         if fits(query, value):
-            attended = rows_attention(asked, (None, padded_key), (None, padded_value), None, mask, scaling)
+            attended = rows_attention(asked, (None, padded_key), (None, padded_value), None, mask, scale)
         else:
-            attended = sdpa(asked, padded_key, padded_value, scaling, mask)
+            attended = sdpa(asked, padded_key, padded_value, scale, mask)
         return self.rows.unpad(attended), padded_key, padded_value
 
     def _mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
@@ -193,13 +193,11 @@ class PackedContext:
         """Return the hidden states that predict each completion token: of all tokens `(N, H)` -> `(N', H)`."""
         return hidden.index_select(0, self.predictors)
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Attention of one layer. Stores nothing, so any layer may be run again."""
         first = self._prompt_tokens
         prompts_out, prefix_key, prefix_value = self._prompt_attention.attend(
-            query[:first], key[:first], value[:first], scaling, window
+            query[:first], key[:first], value[:first], scale, window
         )
         if self._completions.longest == 0:
             return prompts_out
@@ -207,10 +205,10 @@ class PackedContext:
         mask = self._mask(window, query.dtype)
         if fits(query, value):
             both = (prefix_key, own_key), (prefix_value, own_value)
-            attended = rows_attention(asked, *both, self._groups, mask, scaling)
+            attended = rows_attention(asked, *both, self._groups, mask, scale)
         else:
             keys, values = self._after_prefix(prefix_key, own_key), self._after_prefix(prefix_value, own_value)
-            attended = sdpa(asked, keys, values, scaling, mask)
+            attended = sdpa(asked, keys, values, scale, mask)
         return torch.cat([prompts_out, self._completions.unpad(attended)])
 
     def _after_prefix(self, prefix: Tensor, suffix: Tensor) -> Tensor:

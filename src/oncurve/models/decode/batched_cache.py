@@ -96,9 +96,7 @@ class Cohort:
         self.step += 1
         self._masks = {window: mask for window, mask in self._masks.items() if window is None}
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Attention of one layer; N is the number of this cohort's rows."""
         if layer not in self._suffixes:
             self._suffixes[layer] = (_Suffix(self._limit), _Suffix(self._limit))
@@ -107,11 +105,11 @@ class Cohort:
         first = 0 if window is None else max(0, self.step + 1 - window)
         kv_heads = key.shape[1]
         asked = query.view(self.rows, kv_heads, -1, query.shape[2])
-        own, own_lse = attend_part(asked, keys[:, :, first:], values[:, :, first:], scaling)
+        own, own_lse = attend_part(asked, keys[:, :, first:], values[:, :, first:], scale)
         own = own.transpose(1, 2)  # (n, s, h_kv, d): the order in memory of what attention gives
         prefix_key, prefix_value = self._prefixes.layers[layer]
         shared, shared_lse = attend_part(
-            self._layout.to_groups(query, kv_heads), prefix_key, prefix_value, scaling, self._mask(window, query)
+            self._layout.to_groups(query, kv_heads), prefix_key, prefix_value, scale, self._mask(window, query)
         )
         prefix, prefix_lse = self._layout.to_rows(shared), self._layout.to_rows(shared_lse)
         return merge_softmax(prefix, prefix_lse, own, own_lse.transpose(1, 2)).transpose(1, 2).flatten(1, 2)
@@ -155,11 +153,9 @@ class DecodeContext:
         self._cohorts = cohorts
         self._sizes = [cohort.rows for cohort in cohorts]
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Attention of one layer; N is the number of rows."""
         if len(self._cohorts) == 1:
-            return self._cohorts[0].attend(layer, query, key, value, scaling, window)
+            return self._cohorts[0].attend(layer, query, key, value, scale, window)
         parts = zip(self._cohorts, *(torch.split(x, self._sizes) for x in (query, key, value)), strict=True)
-        return torch.cat([cohort.attend(layer, *part, scaling, window) for cohort, *part in parts])
+        return torch.cat([cohort.attend(layer, *part, scale, window) for cohort, *part in parts])

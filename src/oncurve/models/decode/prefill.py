@@ -71,11 +71,9 @@ class PrefillContext:
         self._prompts = prompts
         self._attention = PromptAttention(self.rows)
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Attention of one layer."""
-        attended, keys, values = self._attention.attend(query, key, value, scaling, window)
+        attended, keys, values = self._attention.attend(query, key, value, scale, window)
         self._prefixes.put_prompts(layer, self._prompts, keys, values)
         return attended
 
@@ -88,14 +86,12 @@ class StretchContext:
         self._prompt, self._start, self._end = prompt, start, end
         self._masks: dict[int | None, Tensor] = {}
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Attention of one layer."""
         keys, values = self._prefixes.put_stretch(layer, self._prompt, self._start, key, value)
         first = 0 if window is None else max(0, self._start + 1 - window)
         mask = self._mask(window, query)[:, first:]
-        return sdpa(query[None], keys[:, first:], values[:, first:], scaling, mask)[0]
+        return sdpa(query[None], keys[:, first:], values[:, first:], scale, mask)[0]
 
     def _mask(self, window: int | None, like: Tensor) -> Tensor:
         """Return `(end - start, end)`: to the past, and no further than the window."""

@@ -240,11 +240,9 @@ class Recorder:
     tensors: tuple[Tensor, ...] = ()
     options: tuple[float, int | None] = (0.0, None)
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Record the arguments, and return the queries in reverse order."""
-        self.tensors, self.options = (query, key, value), (scaling, window)
+        self.tensors, self.options = (query, key, value), (scale, window)
         return query.flip(0)
 
 
