@@ -79,9 +79,6 @@ class CausalModel(Protocol):
         more.
         """
 
-    def head(self) -> Head:
-        """Return a function from stored hidden states to logits, without a gradient, for a frozen reference."""
-
     def token_loop(self, truncated: bool = False) -> TokenLoop:
         """Return a loop that decodes with the model's weights as they are at each call.
 
@@ -202,33 +199,22 @@ class TokenLoop(Protocol):
 
 
 class Decoder(Protocol):
-    """Completions that grow by one token per step. Rows are in order of groups, `copies[g]` rows of group g.
+    """Completions that grow by one token per step. It begins without any; rows are in order of groups.
 
-    first_hidden (M, H)   predicts token 0, once per *group*: `first_hidden[groups]` is one per row
-    groups       (n,)     the group of each row
-
-    The order of calls: sample token 0 from `first_hidden`, then `step(ids)` gives what predicts token 1, and so on.
-    Rows that `join` later begin with their token 0 then, next to the others' tokens. Every row gets at most
+    The order of calls: sample token 0 from what `join` gives, then `step(ids)` gives what predicts token 1, and so on.
+    Rows that join later begin with their token 0 then, next to the others' tokens. Every row gets at most
     `max_new_tokens - 1` steps, and a row that has had them must be dropped by `keep` before the next one.
     """
-
-    @property
-    def first_hidden(self) -> Tensor:
-        """`(M, H)`: what predicts the first token of each group's completions."""
-
-    @property
-    def groups(self) -> Tensor:
-        """`(n,)` int64: the group of each row."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return `(n, H)` -> `(n, V)` in the type that the head computes in, with the weights that the decoder began
         with.
         """
 
-    def join(self, prompts: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
-        """Prefill further groups: their rows follow those that are there, their numbers in `groups` all earlier ones.
+    def join(self, prompts: Sequence[Tensor], copies: int) -> Tensor:
+        """Prefill further groups of `copies` rows each, which follow those that are there.
 
-        Returns their `(M', H)` hidden states that predict token 0.
+        Returns the hidden states `(M, H)` that predict token 0, once per *group*.
         """
 
     def step(self, ids: Tensor) -> Tensor:
@@ -239,19 +225,3 @@ class Decoder(Protocol):
 
         k may be 0 if `join` comes next.
         """
-
-
-def check_decoder(prompts: Sequence[Tensor], copies: Sequence[int]) -> None:
-    """Refuse a decoder without prompts, with an empty prompt, or with a group of no rows.
-
-    Raises:
-        ValueError: any of these.
-    """
-    if not prompts or len(prompts) != len(copies):
-        raise ValueError(
-            f"a decoder needs one number of copies per prompt: {len(prompts)} prompts, {len(copies)} copies"
-        )
-    if any(prompt.ndim != 1 or prompt.numel() == 0 for prompt in prompts):
-        raise ValueError("every prompt must be a (P,) tensor of at least one token id")
-    if min(copies) < 1:
-        raise ValueError("every group needs at least one row; leave out groups without rows")

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from oncurve.models.adapters.adapter import Adapter
 from oncurve.models.attention.hook import AttentionContext, register, switched
 from oncurve.models.backend import graph_buffers, packed_context
-from oncurve.models.causal import Decoder, Head, TokenLoop, check_rows, longest_of, module_device
+from oncurve.models.causal import Decoder, TokenLoop, check_rows, longest_of, module_device
 from oncurve.models.decode.cached_decoder import CachedDecoder
 from oncurve.models.decode.graph_buffers import GraphBuffers
 from oncurve.models.decode.graph_loop import GraphLoop
@@ -129,10 +128,6 @@ class TransformersModel:
         """Return the head's matrix, where it is nothing else."""
         return matrix_of(self._head)
 
-    def head(self) -> Head:
-        """Return this module's own head, without a gradient."""
-        return torch.no_grad()(self.logits)
-
     def token_loop(self, truncated: bool = False) -> TokenLoop:
         """In CUDA graphs on CUDA, whose buffers are kept from rollout to rollout; elsewhere with a cached decoder.
 
@@ -154,21 +149,13 @@ class TransformersModel:
             self._buffers.release()
         return kept
 
-    def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> Decoder:
-        """Return a cached decoder after its prefill: `copies[g]` >= 1 rows of prompt g of at most `max_new_tokens`
-        tokens.
-        """
-        prepacked = prepack(self._products() | ({self._head: [[self._head]]} if self._blocks else {}), sum(copies))
+    def decoder(self, rows: int, max_new_tokens: int) -> Decoder:
+        """Return a cached decoder for about `rows` rows of at most `max_new_tokens` tokens."""
+        prepacked = prepack(self._products() | ({self._head: [[self._head]]} if self._blocks else {}), rows)
         head = prepacked.get(self._head, ())
         device = module_device(self.module)
         if self._straight is None and device.type == "cpu":
             self._straight = is_straight(self._body, self._wide, self._run)
         straight = self._straight and device.type == "cpu" and not hooked(self._body)
-        return CachedDecoder(
-            StraightBody(self._body, self._wide, prepacked) if straight else partial(self._run, prepacked=prepacked),
-            prompts,
-            copies,
-            max_new_tokens,
-            device,
-            head[0] if head else self.raw_logits,
-        )
+        run = StraightBody(self._body, self._wide, prepacked) if straight else partial(self._run, prepacked=prepacked)
+        return CachedDecoder(run, head[0] if head else self.raw_logits, max_new_tokens, device)

@@ -60,9 +60,10 @@ def replaced(name, dtype=torch.float32):
 def decoded(model, rows=UNIFORM, packed=True, monkeypatch=None):
     if monkeypatch is not None and not packed:
         monkeypatch.setattr("oncurve.models.layers.prepacked_weights.MOST_PREPACKED_BYTES", 0)
-    decoder = model.decoder(rows.prompts, [2] * len(rows.prompts), 6)
     ids = torch.arange(2 * len(rows.prompts))
-    steps = [decoder.first_hidden[decoder.groups]] + [decoder.step((ids + 7 * step) % 61) for step in range(5)]
+    decoder = model.decoder(len(ids), 6)
+    first = decoder.join(rows.prompts, 2).repeat_interleave(2, 0)
+    steps = [first] + [decoder.step((ids + 7 * step) % 61) for step in range(5)]
     with torch.no_grad():
         return torch.stack([decoder.logits(hidden) for hidden in steps])
 
@@ -97,7 +98,7 @@ def test_the_forward_equals_the_plain_one_in_value_and_gradient(name, rows, dtyp
 @pytest.mark.parametrize("name", FAMILY)
 def test_decoding_with_packed_weights_is_decoding_without(name, dtype, limit, monkeypatch):
     packing = TransformersModel(replaced(name, dtype))
-    decoder = packing.decoder(UNIFORM.prompts, [2] * len(UNIFORM.prompts), 6)
+    decoder = packing.decoder(6, 6)
     assert isinstance(decoder.logits, PrepackedLinear)  # something is packed
     packed = decoded(packing)
     apart = decoded(TransformersModel(replaced(name, dtype)), packed=False, monkeypatch=monkeypatch)
@@ -132,12 +133,13 @@ def test_decoding_calls_the_blocks_one_after_another_where_that_is_what_the_body
 def test_a_decoder_keeps_the_weights_it_began_with_and_nothing_else_does(dtype):
     model = TransformersModel(replaced("llama", dtype))
     before = decoded(model)
-    decoder = model.decoder(UNIFORM.prompts, [2] * len(UNIFORM.prompts), 6)  # lives on, with its packed weights
+    decoder = model.decoder(6, 6)  # lives on, with its packed weights
+    decoder.join(UNIFORM.prompts, 2)
     trained = logits_of(TransformersModel(model.module), UNIFORM)
     with torch.no_grad():
         for parameter in model.module.parameters():
             parameter.data.mul_(1.5)  # behind the back of every version counter
-    decoder.step(torch.zeros(len(decoder.groups), dtype=torch.int64))
+    decoder.step(torch.zeros(6, dtype=torch.int64))
     fresh = TransformersModel(copy.deepcopy(model.module))
     assert torch.equal(
         logits_of(TransformersModel(model.module), UNIFORM), logits_of(TransformersModel(fresh.module), UNIFORM)

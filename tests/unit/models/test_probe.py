@@ -234,9 +234,9 @@ def test_decoding_equals_each_row_alone_while_rows_are_dropped():
     module = TinyLM(VOCABULARY).double()
     model = GenericModel(module)
     prompts = [torch.tensor([1, 2, 3]), torch.tensor([4])]
-    decoder = model.decoder(prompts, [2, 2], 5)
+    decoder = model.decoder(4, 5)
     rows = [(0, []), (0, []), (1, []), (1, [])]
-    hidden = decoder.first_hidden[decoder.groups]
+    hidden = decoder.join(prompts, 2).repeat_interleave(2, 0)
     for step in range(5):
         for row, (group, written) in enumerate(rows):
             wanted = next_logits(module, prompts[group], written)
@@ -244,7 +244,6 @@ def test_decoding_equals_each_row_alone_while_rows_are_dropped():
         if step == 2:
             decoder.keep(torch.tensor([1, 2]))
             rows = [rows[1], rows[2]]
-        assert decoder.groups.tolist() == [group for group, _ in rows]
         ids = torch.arange(len(rows)) + step
         for (_, written), token in zip(rows, ids.tolist(), strict=True):
             written.append(token)
@@ -254,4 +253,4 @@ def test_decoding_equals_each_row_alone_while_rows_are_dropped():
 @pytest.mark.parametrize("result", [torch.zeros(2, 5), (torch.zeros(1, 5, 3),), None, SimpleNamespace(logits=None)])
 def test_a_module_that_returns_no_logits_is_refused_with_what_it_returned(result):
     with pytest.raises(ModelError, match="must return logits of shape"):
-        GenericModel(Returning(result)).decoder([torch.tensor([1, 2])], [1], 1)
+        GenericModel(Returning(result)).decoder(1, 1).join([torch.tensor([1, 2])], 1)

@@ -62,7 +62,7 @@ def whole(model, batch, temperature, reference):
 def test_chunks_give_the_numbers_and_gradients_of_all_logits_at_once(make, chunk, temperature):
     model, reference = make(), make(seed=1)
     batch = with_reference(batch_of(), reference)
-    stats = token_stats(model, batch, EVERYTHING, temperature, reference.head(), chunk)
+    stats = token_stats(model, batch, EVERYTHING, temperature, reference.logits, chunk)
     wanted = whole(model, batch, temperature, reference)
     parameters = list(model.module.parameters())
     weights = torch.cos(torch.arange(batch.completion_ids.numel(), dtype=torch.float64)).view(

@@ -6,6 +6,6 @@ from oncurve.models.classifiers.classifier import (
     Encoded as Encoded,
     HeadKind as HeadKind,
     OverlongError as OverlongError,
-    batches_by_length as batches_by_length,
 )
 from oncurve.models.classifiers.load import PLURALS as PLURALS, load_classifier as load_classifier
+from oncurve.models.layers.lengths import batches_by_length as batches_by_length

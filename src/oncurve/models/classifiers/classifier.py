@@ -9,7 +9,7 @@ other text as it is, followed by the end-of-text token. Batches are padded on th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from oncurve.base.errors import ModelError
 from oncurve.models.adapters.adapter import Adapter
+from oncurve.models.layers.lengths import batches_by_length
 from oncurve.models.loading.chat_templates import apply_template, has_template
 from oncurve.types import Messages
 
@@ -168,18 +169,6 @@ def log_odds(logits: Tensor, label: int | None) -> Tensor:
         return logits.squeeze(-1)
     others = [other for other in range(logits.shape[-1]) if other != label]
     return logits[..., label] - torch.logsumexp(logits[..., others], dim=-1)
-
-
-def batches_by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Indices by falling length, in batches that have at most `tokens` tokens when padded to the longest."""
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
 
 
 def _token_at(spans: Sequence[Sequence[int]], end: int) -> int:

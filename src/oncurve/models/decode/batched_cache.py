@@ -8,43 +8,14 @@ other layer sees all rows one after another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from oncurve.models.attention.merge import attend_part, merge_softmax
+from oncurve.models.attention.packed_rows import RowLayout
 from oncurve.models.decode.prefill import Prefixes
 
 _FIRST_CAPACITY = 64
-
-
-class _Layout:
-    """The places of n rows, in order of their M groups, in `(M, G)`, G the rows of the largest group."""
-
-    def __init__(self, groups: Tensor, group_count: int) -> None:
-        counts = torch.bincount(groups, minlength=group_count)
-        self.groups, self.copies = group_count, int(counts.max())
-        self.uniform = int(counts.min()) == self.copies
-        within = torch.arange(len(groups), device=groups.device) - (counts.cumsum(0) - counts)[groups]
-        self._slots = groups * self.copies + within
-
-    def to_groups(self, x: Tensor, kv_heads: int) -> Tensor:
-        """Rearrange queries `(n, h, d)` -> `(M, h_kv, G · h / h_kv, d)`: all that attend to the same keys become one
-        matrix.
-        """
-        size = x.shape[2]
-        if not self.uniform:
-            x = x.new_zeros(self.groups * self.copies, *x.shape[1:]).index_copy_(0, self._slots, x)
-        return x.view(self.groups, self.copies, kv_heads, -1, size).transpose(1, 2).flatten(2, 3)
-
-    def to_rows(self, x: Tensor) -> Tensor:
-        """Return `(M, h_kv, G · s, ...)` -> `(n, s, h_kv, ...)`: a view of what `attend_part` gives, for equal
-        groups.
-        """
-        x = x.transpose(1, 2)
-        x = x.reshape(self.groups * self.copies, -1, *x.shape[2:])
-        return x if self.uniform else x.index_select(0, self._slots)
 
 
 class _Suffix:
@@ -82,10 +53,14 @@ class Cohort:
         self._limit = limit
         self._prefixes = prefixes
         self._groups = groups
-        self._layout = _Layout(groups, len(prefixes.lengths))
+        self._lay_out()
         self._suffixes: dict[int, tuple[_Suffix, _Suffix]] = {}
         self._masks: dict[int | None, Tensor | None] = {}
         self._reset_masks()
+
+    def _lay_out(self) -> None:
+        """Find the places of the rows, by group, in `(M, G)`, G the rows of the largest group."""
+        self._layout = RowLayout(torch.bincount(self._groups, minlength=len(self._prefixes.lengths)))
 
     def _reset_masks(self) -> None:
         """Forget the masks, which depend on the prefixes that are left."""
@@ -108,10 +83,12 @@ class Cohort:
         own, own_lse = attend_part(asked, keys[:, :, first:], values[:, :, first:], scale)
         own = own.transpose(1, 2)  # (n, s, h_kv, d): the order in memory of what attention gives
         prefix_key, prefix_value = self._prefixes.layers[layer]
-        shared, shared_lse = attend_part(
-            self._layout.to_groups(query, kv_heads), prefix_key, prefix_value, scale, self._mask(window, query)
-        )
-        prefix, prefix_lse = self._layout.to_rows(shared), self._layout.to_rows(shared_lse)
+        # (M, h_kv, G · h / h_kv, d): all queries of the same keys become one matrix.
+        copies = self._layout.longest
+        groups = self._layout.pad(query).view(-1, copies, *asked.shape[1:]).transpose(1, 2).flatten(2, 3)
+        shared = attend_part(groups, prefix_key, prefix_value, scale, self._mask(window, query))
+        by_row = (x.transpose(1, 2).view(len(groups), copies, -1, kv_heads, *x.shape[3:]) for x in shared)
+        prefix, prefix_lse = map(self._layout.unpad, by_row)  # (n, s, h_kv, ...)
         return merge_softmax(prefix, prefix_lse, own, own_lse.transpose(1, 2)).transpose(1, 2).flatten(1, 2)
 
     def _mask(self, window: int | None, like: Tensor) -> Tensor | None:
@@ -139,23 +116,8 @@ class Cohort:
         if len(kept) < len(self._prefixes.lengths):
             self._prefixes = self._prefixes.of(kept)
             self._reset_masks()
-        self._layout = _Layout(self._groups, len(kept))
+        self._lay_out()
         for pair in self._suffixes.values():
             for suffix in pair:
                 suffix.keep(rows, self.step)
         self.rows = len(rows)
-
-
-class DecodeContext:
-    """The attention of all cohorts' rows, one cohort after another."""
-
-    def __init__(self, cohorts: Sequence[Cohort]) -> None:
-        self._cohorts = cohorts
-        self._sizes = [cohort.rows for cohort in cohorts]
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-        """Attention of one layer; N is the number of rows."""
-        if len(self._cohorts) == 1:
-            return self._cohorts[0].attend(layer, query, key, value, scale, window)
-        parts = zip(self._cohorts, *(torch.split(x, self._sizes) for x in (query, key, value)), strict=True)
-        return torch.cat([cohort.attend(layer, *part, scale, window) for cohort, *part in parts])

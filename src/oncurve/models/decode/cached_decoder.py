@@ -13,64 +13,55 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from oncurve.models.causal import Head, check_decoder
-from oncurve.models.decode.batched_cache import Cohort, DecodeContext
+from oncurve.models.causal import Head
+from oncurve.models.decode.batched_cache import Cohort
 from oncurve.models.decode.prefill import Run, prefill
 
 
 class CachedDecoder:
-    """A `Decoder` with a cache. Never records a gradient.
+    """A `Decoder` with a cache, which is the context of its rows' attention. Never records a gradient.
 
     logits   `(n, H)` -> `(n, V)`, with the weights as they are now
     """
 
-    def __init__(
-        self,
-        run: Run,
-        prompts: Sequence[Tensor],
-        copies: Sequence[int],
-        max_new_tokens: int,
-        device: torch.device,
-        logits: Head,
-    ) -> None:
-        self._run = run
-        self.logits = logits
-        self._limit = max_new_tokens
+    def __init__(self, run: Run, logits: Head, max_new_tokens: int, device: torch.device) -> None:
+        self._run, self.logits, self._limit = run, logits, max_new_tokens
         self._cohorts: list[Cohort] = []
-        self._group_count = 0
-        self.groups = self._positions = torch.empty(0, dtype=torch.int64, device=device)
-        self.first_hidden = self.join(prompts, copies)
+        self._positions = torch.empty(0, dtype=torch.int64, device=device)
 
     @torch.no_grad()
-    def join(self, prompts: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
+    def join(self, prompts: Sequence[Tensor], copies: int) -> Tensor:
         """Prefill further groups; a cohort of their own."""
-        check_decoder(prompts, copies)
-        device = self.groups.device
-        first_hidden, prefixes = prefill(self._run, prompts, device)
-        repeats = torch.tensor(list(copies), device=device)
-        groups = torch.arange(len(prompts), device=device).repeat_interleave(repeats)
+        device = self._positions.device
+        hidden, prefixes = prefill(self._run, prompts, device)
+        groups = torch.arange(len(prompts), device=device).repeat_interleave(copies)
         self._cohorts.append(Cohort(prefixes, groups, self._limit))
-        self._context = DecodeContext(self._cohorts)
-        self.groups = torch.cat([self.groups, groups + self._group_count])
         self._positions = torch.cat([self._positions, prefixes.lengths[groups]])
-        self._group_count += len(prompts)
-        return first_hidden
+        return hidden
 
     @torch.no_grad()
     def step(self, ids: Tensor) -> Tensor:
         """Return one token per row: the hidden states that predict the next."""
-        hidden = self._run(ids.to(self._positions.device), self._positions, self._context)
+        hidden = self._run(ids.to(self._positions.device), self._positions, self)
         for cohort in self._cohorts:
             cohort.advance()
         self._positions = self._positions + 1
         return hidden
 
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+        """Attention of one layer, one cohort after another; N is the number of rows."""
+        if len(self._cohorts) == 1:
+            return self._cohorts[0].attend(layer, query, key, value, scale, window)
+        sizes = [cohort.rows for cohort in self._cohorts]
+        parts = zip(self._cohorts, *(torch.split(x, sizes) for x in (query, key, value)), strict=True)
+        return torch.cat([cohort.attend(layer, *part, scale, window) for cohort, *part in parts])
+
     @torch.no_grad()
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows only."""
-        if len(rows) == len(self.groups):
+        if len(rows) == len(self._positions):
             return
-        rows = rows.to(self.groups.device)
+        rows = rows.to(self._positions.device)
         start, going_on = 0, []
         for cohort in self._cohorts:
             end = start + cohort.rows
@@ -79,6 +70,4 @@ class CachedDecoder:
                 cohort.keep(kept)
                 going_on.append(cohort)
             start = end
-        self._cohorts = going_on
-        self._context = DecodeContext(self._cohorts)
-        self.groups, self._positions = self.groups[rows], self._positions[rows]
+        self._cohorts, self._positions = going_on, self._positions[rows]

@@ -12,7 +12,7 @@ graph_loop.py   the loop on CUDA, which reads the state of the rows once in many
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -34,13 +34,11 @@ _ADMIT_SHARE = 0.25
 class HostLoop:
     """A `TokenLoop` over a `Decoder`.
 
-    decoder   (prompts, copies, max_new_tokens) -> a decoder after its prefill
+    decoder   (about how many rows, max_new_tokens) -> a decoder without rows
     device    where the model is
     """
 
-    def __init__(
-        self, decoder: Callable[[Sequence[Tensor], Sequence[int], int], Decoder], device: torch.device
-    ) -> None:
+    def __init__(self, decoder: Callable[[int, int], Decoder], device: torch.device) -> None:
         self._make, self._device = decoder, device
 
     # Not under inference mode as a whole: a module may keep what it makes here (rotary tables, masks), and a tensor
@@ -58,7 +56,7 @@ class _Decoding:
 
     def __init__(
         self,
-        make: Callable[[Sequence[Tensor], Sequence[int], int], Decoder],
+        make: Callable[[int, int], Decoder],
         request: DecodeRequest,
         rows: DecodedRows,
         on_group: OnEnded | None,
@@ -98,13 +96,9 @@ class _Decoding:
         if count:
             request, groups = self._request, slice(self._waiting, self._waiting + count)
             self._waiting += count
-            prompts, copies = request.prompts[groups], [self._copies] * count
             if self._decoder is None:
-                self._decoder = self._make(prompts, copies, request.max_new_tokens)
-                first = self._decoder.first_hidden
-            else:
-                first = self._decoder.join(prompts, copies)
-            first = first.repeat_interleave(self._copies, 0)
+                self._decoder = self._make(count * self._copies, request.max_new_tokens)
+            first = self._decoder.join(request.prompts[groups], self._copies).repeat_interleave(self._copies, 0)
             hidden = first if hidden is None else torch.cat([hidden, first])
             keys, limits = request.keys[groups].flatten(), request.limits[groups].flatten()
             self._rows.join(groups.start * self._copies, keys, limits)

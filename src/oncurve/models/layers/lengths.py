@@ -1,7 +1,8 @@
-"""The length limit of a row: the positions of a network, and the reach of its rotations."""
+"""The length limit of a row, by the positions of a network and the reach of its rotations; batches by length."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -58,3 +59,18 @@ def check_longest(module: nn.Module, tokens: int) -> None:
         raise ModelError(
             f"a row of {tokens} tokens, prompt and completion together: {type(module).__name__} takes at most {longest}"
         )
+
+
+def batches_by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Indices by falling length, in batches that have at most `tokens` tokens when padded to the longest.
+
+    One that is longer is a batch by itself.
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
