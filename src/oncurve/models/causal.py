@@ -95,28 +95,6 @@ def module_device(module: nn.Module) -> torch.device:
     return torch.device("cpu") if parameter is None else parameter.device
 
 
-def check_rows(prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor) -> None:
-    """Refuse shapes that cannot be what `completion_hidden` takes.
-
-    Raises:
-        ValueError: an empty prompt, or shapes that do not belong together.
-    """
-    if any(prompt.ndim != 1 or prompt.numel() == 0 for prompt in prompts):
-        raise ValueError("every prompt must be a (P,) tensor of at least one token id")
-    rows = completion_ids.shape[0]
-    if completion_ids.ndim != 2 or group_ids.shape != (rows,) or lengths.shape != (rows,):
-        raise ValueError(
-            f"completion_ids (b, T), group_ids (b,) and lengths (b,) do not belong together: "
-            f"{tuple(completion_ids.shape)}, {tuple(group_ids.shape)}, {tuple(lengths.shape)}"
-        )
-
-
-def longest_of(prompts: Sequence[Tensor], group_ids: Tensor, lengths: Tensor) -> int:
-    """Return tokens of the longest of the rows that `completion_hidden` takes."""
-    sizes = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64, device=group_ids.device)
-    return int((sizes[group_ids] + lengths.to(group_ids.device)).max()) if len(group_ids) else 0
-
-
 Draw = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """`(logits (n, V), uniforms (n,)) -> (ids (n,), log-probabilities (n,))`, without reading a number on the host.
 

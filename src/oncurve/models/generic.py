@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
 from oncurve.models.adapters.adapter import Adapter
-from oncurve.models.causal import TokenLoop, check_rows, longest_of, module_device
+from oncurve.models.causal import TokenLoop, module_device
 from oncurve.models.decode.host_loop import HostLoop
-from oncurve.models.layers.lengths import check_longest, longest_row_of
+from oncurve.models.layers.lengths import check_rows, longest_row_of
 from oncurve.ops import at_least_float32
 
 
@@ -71,8 +71,7 @@ class GenericModel:
         self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
     ) -> Tensor:
         """Return hidden states `(N, H)`, which are the logits: H is the size of the vocabulary."""
-        check_rows(prompts, group_ids, completion_ids, lengths)
-        check_longest(self.module, longest_of(prompts, group_ids, lengths))
+        check_rows(self.module, prompts, group_ids, completion_ids, lengths)
         device = module_device(self.module)
         group_ids, completion_ids, lengths = group_ids.to(device), completion_ids.to(device), lengths.to(device)
         # The last token of a completion predicts nothing, so it is not run.

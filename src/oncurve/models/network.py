@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from oncurve.models.adapters.adapter import Adapter
 from oncurve.models.attention.hook import AttentionContext, register, switched
 from oncurve.models.backend import graph_buffers, packed_context
-from oncurve.models.causal import Decoder, TokenLoop, check_rows, longest_of, module_device
+from oncurve.models.causal import Decoder, TokenLoop, module_device
 from oncurve.models.decode.cached_decoder import CachedDecoder
 from oncurve.models.decode.graph_buffers import GraphBuffers
 from oncurve.models.decode.graph_loop import GraphLoop
@@ -23,7 +23,7 @@ from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.head.linear_logprobs import matrix_of
 from oncurve.models.layers.blocks import Block, Shared, blocks_of
 from oncurve.models.layers.joined_weights import Joined, join
-from oncurve.models.layers.lengths import check_longest, longest_row_of
+from oncurve.models.layers.lengths import check_rows, longest_row_of
 from oncurve.models.layers.prepacked_weights import PrepackedWeights, prepack
 from oncurve.models.layers.rms_norm import keeps_a_wide_residual, narrow_positions
 from oncurve.models.layers.straight import StraightBody, hooked, is_straight
@@ -90,27 +90,22 @@ class TransformersModel:
         """
         if self.module.training:  # after a call of train() dropout would make sampler and learner disagree
             self.module.eval()
+        inputs = {"input_ids": ids[None]}
+        if self._wide and self._embedding.weight.dtype.itemsize < 4:
+            inputs = {"inputs_embeds": self._embedding(ids[None]).float()}
         with switched(self._body.config), self._shared.using(prepacked or {}):
-            outputs = self._body(
-                **self._inputs(ids), position_ids=positions[None], use_cache=False, oncurve_context=context
-            )
+            outputs = self._body(**inputs, position_ids=positions[None], use_cache=False, oncurve_context=context)
         hidden: Tensor = outputs[0][0]
         return hidden
 
     def _products(self) -> dict[nn.Module, list[list[nn.Module]]]:
         return {block: block.groups() for block in self._blocks}
 
-    def _inputs(self, ids: Tensor) -> dict[str, Tensor]:
-        if not self._wide or self._embedding.weight.dtype.itemsize >= 4:
-            return {"input_ids": ids[None]}
-        return {"inputs_embeds": self._embedding(ids[None]).float()}
-
     def completion_hidden(
         self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
     ) -> Tensor:
         """Return hidden states `(N, H)`, each prompt computed once per group."""
-        check_rows(prompts, group_ids, completion_ids, lengths)
-        check_longest(self.module, longest_of(prompts, group_ids, lengths))
+        check_rows(self.module, prompts, group_ids, completion_ids, lengths)
         device = module_device(self.module)
         context = packed_context(device)(prompts, group_ids, completion_ids, lengths, device)
         return context.predicting(self._run(context.ids, context.positions, context))

@@ -72,21 +72,28 @@ def wrap(
         if adapter is not None:
             _check_effect(module, adapter)
         refused.pop_all()
-    if attention == "generic":
-        return GenericModel(module, _generic('asked for by model.attention = "generic"'), adapter)
-    if not _from_transformers(module):
-        return GenericModel(module, _generic(f"{type(module).__name__} is not a transformers model"), adapter)
-    obstacle = _declared_obstacle(module)
-    if obstacle is None:
-        with ExitStack() as undo:
-            replace_norms(module, undo)
-            replace_blocks(module, undo)
-            with nullcontext() if adapter is None else adapter.perturbed():
-                obstacle = _probe(module)
-            if obstacle is None:
-                undo.pop_all()
-                return TransformersModel(module, adapter=adapter)
-    return GenericModel(module, _generic(f"{type(module).__name__}: {obstacle}"), adapter)
+    asked = 'asked for by model.attention = "generic"' if attention == "generic" else None
+    reason = asked or _obstacle(module, adapter)
+    if reason is None:
+        return TransformersModel(module, adapter=adapter)
+    return GenericModel(module, f"generic path: plain padded forward, no cache, because {reason}", adapter)
+
+
+def _obstacle(module: nn.Module, adapter: Adapter | None) -> str | None:
+    """Return why the fast path cannot compute `module`; None: it can, and the module's parts are replaced."""
+    name, transformers = type(module).__name__, sys.modules.get("transformers")  # without it there is no such model
+    if transformers is None or not isinstance(module, transformers.PreTrainedModel):
+        return f"{name} is not a transformers model"
+    if declared := _declared_obstacle(module):
+        return f"{name}: {declared}"
+    with ExitStack() as undo:
+        replace_norms(module, undo)
+        replace_blocks(module, undo)
+        with nullcontext() if adapter is None else adapter.perturbed():
+            found = _probe(module)
+        if found is None:
+            undo.pop_all()
+    return found and f"{name}: {found}"
 
 
 @torch.no_grad()
@@ -117,15 +124,6 @@ def _keep_scale(module: nn.Module) -> None:
             scaled.train()
             scaled._rescale_layers()
             scaled.config.rescale_every = 0
-
-
-def _generic(reason: str) -> str:
-    return f"generic path: plain padded forward, no cache, because {reason}"
-
-
-def _from_transformers(module: nn.Module) -> bool:
-    transformers = sys.modules.get("transformers")  # without the import there is no such model
-    return transformers is not None and isinstance(module, transformers.PreTrainedModel)
 
 
 def _declared_obstacle(module: Any) -> str | None:

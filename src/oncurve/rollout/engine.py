@@ -202,7 +202,9 @@ class InProcessEngine(EngineBase):
         check_lengths(prompts, sampling, self._model)
         firsts = count_samples(prompts, sampling.group_size) if first_samples is None else first_samples
         groups: dict[int, Group] = {}
-        version = self._version
+        model, version, size = self._model, self._version, sampling.group_size
+        if not prompts:
+            return []
 
         def finish(index: int, ended: Sequence[EndedRows]) -> None:
             prompt = prompts[index]
@@ -210,20 +212,6 @@ class InProcessEngine(EngineBase):
             if on_group is not None:
                 on_group(index, groups[index])
 
-        if prompts:
-            self._decode(self._model, prompts, firsts, draw, sampling, finish)
-        return [groups[index] for index in range(len(prompts))]
-
-    def _decode(
-        self,
-        model: CausalModel,
-        prompts: Sequence[Prompt],
-        firsts: Sequence[int],
-        draw: int,
-        sampling: Sampling,
-        finish: Callable[[int, list[EndedRows]], None],
-    ) -> None:
-        size = sampling.group_size
         prompt_ids = torch.tensor([prompt.id for prompt in prompts]).repeat_interleave(size)
         sample_index = (torch.tensor(firsts)[:, None] + torch.arange(size)).flatten()
         table = self._stop_table(sampling)
@@ -238,6 +226,7 @@ class InProcessEngine(EngineBase):
             sampling.rows_at_once(module_device(model.module).type),
         )
         model.token_loop(bool(sampling.truncation))(request, finish)
+        return [groups[index] for index in range(len(prompts))]
 
     def _row_limits(
         self, prompts: Sequence[Prompt], prompt_ids: Tensor, sample_index: Tensor, sampling: Sampling

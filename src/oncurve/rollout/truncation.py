@@ -77,10 +77,7 @@ class TruncatedSampler:
         """Return the highest probabilities `(n, m)` of each row, descending, and how many of them are kept `(n, 1)`."""
         vocabulary = probabilities.shape[1]
         most = min(self.top_k or vocabulary, vocabulary)
-        if self.top_k or vocabulary <= _LIKELIEST:
-            values = probabilities.topk(most).values
-        else:
-            values = probabilities.topk(_LIKELIEST).values
+        values = probabilities.topk(most if self.top_k else min(most, _LIKELIEST)).values
         if self.top_p == 1:
             return values, torch.full_like(values[:, :1], most, dtype=torch.int64)
         of = values if self.top_k else probabilities

@@ -45,7 +45,7 @@ def put_adapter(module: nn.Module, settings: LoraSettings, seed: int, stored: St
         )
     else:
         _check_fits(module, stored)
-        paths, config = stored.paths, stored.config
+        paths, config = list(stored.shapes), stored.config
         config.target_modules = set(_short(module, paths))
     with torch.random.fork_rng(devices=()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a fan_in_fan_out that PEFT corrects itself

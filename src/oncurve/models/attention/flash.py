@@ -158,11 +158,8 @@ class _Flash(torch.autograd.Function):
         window: int | None,
     ) -> Tensor:
         ctx.backward_kernel, ctx.sequences = kernels.backward, sequences
-        ctx.options = {
-            "scale": scale,
-            "window_size_left": -1 if window is None else window - 1,
-            "window_size_right": 0,
-        }
+        before = -1 if window is None else window - 1
+        ctx.options = {"scale": scale, "window_size_left": before, "window_size_right": 0}
         out, log_sums, *random, _ = kernels.forward(
             query, *sequences.gathered(key, value), *sequences.tables, 0.0, True, False, **ctx.options
         )

@@ -8,6 +8,9 @@ other layer sees all rows one after another.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import chain
+
 import torch
 from torch import Tensor
 
@@ -48,23 +51,16 @@ class Cohort:
     """Rows that began together; `groups (n,)` is the prefix of each, in ascending order."""
 
     def __init__(self, prefixes: Prefixes, groups: Tensor, limit: int) -> None:
-        self.rows = len(groups)
         self.step = 0
-        self._limit = limit
-        self._prefixes = prefixes
-        self._groups = groups
-        self._lay_out()
-        self._suffixes: dict[int, tuple[_Suffix, _Suffix]] = {}
-        self._masks: dict[int | None, Tensor | None] = {}
-        self._reset_masks()
+        self._suffixes = defaultdict[int, tuple[_Suffix, _Suffix]](lambda: (_Suffix(limit), _Suffix(limit)))
+        self._hold(prefixes, groups)
 
-    def _lay_out(self) -> None:
+    def _hold(self, prefixes: Prefixes, groups: Tensor) -> None:
         """Find the places of the rows, by group, in `(M, G)`, G the rows of the largest group."""
-        self._layout = RowLayout(torch.bincount(self._groups, minlength=len(self._prefixes.lengths)))
-
-    def _reset_masks(self) -> None:
-        """Forget the masks, which depend on the prefixes that are left."""
-        self._shortest, self._masks = int(self._prefixes.lengths.min()), {}
+        self.rows, self._prefixes, self._groups = len(groups), prefixes, groups
+        self._layout = RowLayout(torch.bincount(groups, minlength=len(prefixes.lengths)))
+        self._shortest = int(prefixes.lengths.min())
+        self._masks: dict[int | None, Tensor | None] = {}
 
     def advance(self) -> None:
         """The token just run is written in every layer."""
@@ -73,8 +69,6 @@ class Cohort:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Attention of one layer; N is the number of this cohort's rows."""
-        if layer not in self._suffixes:
-            self._suffixes[layer] = (_Suffix(self._limit), _Suffix(self._limit))
         suffix_key, suffix_value = self._suffixes[layer]
         keys, values = suffix_key.append(key, self.step), suffix_value.append(value, self.step)
         first = 0 if window is None else max(0, self.step + 1 - window)
@@ -112,12 +106,7 @@ class Cohort:
         """Go on with these of the rows, at least one; prefixes of groups without rows are freed."""
         if len(rows) == self.rows:
             return
-        kept, self._groups = torch.unique_consecutive(self._groups[rows], return_inverse=True)
-        if len(kept) < len(self._prefixes.lengths):
-            self._prefixes = self._prefixes.of(kept)
-            self._reset_masks()
-        self._lay_out()
-        for pair in self._suffixes.values():
-            for suffix in pair:
-                suffix.keep(rows, self.step)
-        self.rows = len(rows)
+        for suffix in chain(*self._suffixes.values()):
+            suffix.keep(rows, self.step)
+        kept, groups = torch.unique_consecutive(self._groups[rows], return_inverse=True)
+        self._hold(self._prefixes if len(kept) == len(self._prefixes.lengths) else self._prefixes.of(kept), groups)

@@ -13,6 +13,7 @@ graph_loop.py   the loop on CUDA, which reads the state of the rows once in many
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ _COMPACT_SHARE = 0.125
 _ADMIT_SHARE = 0.25
 
 
+@dataclass(frozen=True)
 class HostLoop:
     """A `TokenLoop` over a `Decoder`.
 
@@ -38,35 +40,29 @@ class HostLoop:
     device    where the model is
     """
 
-    def __init__(self, decoder: Callable[[int, int], Decoder], device: torch.device) -> None:
-        self._make, self._device = decoder, device
+    decoder: Callable[[int, int], Decoder]
+    device: torch.device
 
     # Not under inference mode as a whole: a module may keep what it makes here (rotary tables, masks), and a tensor
     # made under inference mode can never take part in a gradient.
     @torch.no_grad()
     def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[EndedRows]:
         """Return the rows of the request, in their order."""
-        capacity = max(request.copies, min(request.keys.numel(), request.max_concurrent or request.keys.numel()))
-        rows = DecodedRows(capacity, request.max_new_tokens, request.eos_ids, self._device)
-        return _Decoding(self._make, request, rows, on_group).run()
+        return _Decoding(self, request, on_group).run()
 
 
 class _Decoding:
     """One call of the loop."""
 
-    def __init__(
-        self,
-        make: Callable[[int, int], Decoder],
-        request: DecodeRequest,
-        rows: DecodedRows,
-        on_group: OnEnded | None,
-    ) -> None:
-        self._make, self._request, self._rows = make, request, rows
+    def __init__(self, loop: HostLoop, request: DecodeRequest, on_group: OnEnded | None) -> None:
+        self._make, self._request, self._copies = loop.decoder, request, request.copies
+        count = request.keys.numel()
+        capacity = max(self._copies, min(count, request.max_concurrent or count))
+        self._rows = DecodedRows(capacity, request.max_new_tokens, request.eos_ids, loop.device)
+        self._ended = EndedGroups(request, on_group)
         self._waiting = 0  # the first group that is not admitted yet
         self._decoder: Decoder | None = None
         self._at_once = 1
-        self._copies = request.copies
-        self._ended = EndedGroups(request, on_group)
 
     def run(self) -> list[EndedRows]:
         """Decode all groups."""

@@ -33,11 +33,8 @@ class Prefixes:
     def _layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return the layer's keys and values to write into, of the sizes of `key` and `value (..., h_kv, d)`."""
         if layer not in self.layers:
-            count, longest = len(self.lengths), self.longest
-            self.layers[layer] = (
-                key.new_zeros(count, key.shape[-2], longest, key.shape[-1]),
-                value.new_zeros(count, value.shape[-2], longest, value.shape[-1]),
-            )
+            sizes = (len(self.lengths), key.shape[-2], self.longest)
+            self.layers[layer] = key.new_zeros(*sizes, key.shape[-1]), value.new_zeros(*sizes, value.shape[-1])
         return self.layers[layer]
 
     def of(self, prompts: Tensor) -> Prefixes:

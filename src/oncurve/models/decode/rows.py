@@ -162,17 +162,11 @@ class DecodedRows:
         rows = over.nonzero().squeeze(1)
         lengths = (self._position[rows] + 1).tolist()
         written = (self._slots[rows], slice(max(lengths, default=0)))
-        columns = zip(
-            self._numbers[rows].tolist(),
-            self._tokens[written].tolist(),
-            self._logprobs[written].tolist(),
-            lengths,
-            strict=True,
-        )
+        found = (x.tolist() for x in (self._numbers[rows], self._tokens[written], self._logprobs[written]))
         kept = [(None, b"")] * len(lengths) if self._kept_at is None else map(self._sets_of, rows.tolist(), lengths)
         ended = {
             number: EndedRows(tuple(ids[:length]), tuple(logprobs[:length]), ending, texts.get(number), *sets)
-            for (number, ids, logprobs, length), sets in zip(columns, kept, strict=True)
+            for number, ids, logprobs, length, sets in zip(*found, lengths, kept, strict=True)
         }
         self._growing &= ~over
         self._growing_count -= len(ended)

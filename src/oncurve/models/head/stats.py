@@ -90,39 +90,21 @@ def token_stats(
     places = batch.slots()
     slots, ids = sent([places, batch.completion_ids.flatten()[places]], hidden.device)
     shape, kept_sets = (batch.size, batch.completion_ids.shape[1]), KeptSets.of(batch, places, hidden.device)
+    names = [name for name in ("entropy", "full_kl") if name in needs | observe]
     matrix = model.head_matrix() if "full_kl" not in needs and chunk_tokens is None else None
     if matrix is not None:
-        return _as_stats(slots, shape, _fused(hidden, matrix, ids, temperature, needs, observe, kept_sets), values)
-    ref_hidden = batch.ref_hidden if "full_kl" in needs else None
-    columns = [name for name in ("entropy", "full_kl") if name in needs | observe]
-    measure = _Measure(model.logits, needs, tuple(columns), temperature, ref_head)
-    size, kept = (chunk_tokens, chunk_tokens) if chunk_tokens is not None else _sizes(model, hidden)
-    forget = torch.is_grad_enabled() and hidden.shape[0] > kept
-    measured = _in_chunks(measure, hidden, ids, ref_hidden, kept_sets, size, forget)
-    return _as_stats(slots, shape, dict(zip(["logprobs", *columns], measured, strict=True)), values)
-
-
-def _as_stats(slots: Tensor, shape: tuple[int, int], columns: dict[str, Tensor], values: Tensor | None) -> TokenStats:
-    """Return columns `(N,)` as stats `(b, T)`, 0 where no token exists."""
-    return TokenStats(**{name: in_rows(column, slots, shape) for name, column in columns.items()}, values=values)
-
-
-def _fused(
-    hidden: Tensor,
-    matrix: Tensor,
-    ids: Tensor,
-    temperature: float,
-    needs: frozenset[str],
-    observe: frozenset[str],
-    kept: KeptSets | None,
-) -> dict[str, Tensor]:
-    """Return the columns by `linear_logprobs`; those that are only observed have no gradient."""
-    measured = needs | observe
-    entropies = "entropy" in measured
-    logprobs, entropy = linear_logprobs(hidden, matrix, ids, temperature, with_entropy=entropies, kept=kept)
-    if entropy is None:
-        return {"logprobs": logprobs}
-    return {"logprobs": logprobs, "entropy": entropy if "entropy" in needs else entropy.detach()}
+        logprobs, found = linear_logprobs(
+            hidden, matrix, ids, temperature, with_entropy="entropy" in names, kept=kept_sets
+        )
+        measured = [logprobs] if found is None else [logprobs, found if "entropy" in needs else found.detach()]
+    else:
+        ref_hidden = batch.ref_hidden if "full_kl" in needs else None
+        measure = _Measure(model.logits, needs, tuple(names), temperature, ref_head)
+        size, kept = (chunk_tokens, chunk_tokens) if chunk_tokens is not None else _sizes(model, hidden)
+        forget = torch.is_grad_enabled() and hidden.shape[0] > kept
+        measured = _in_chunks(measure, hidden, ids, ref_hidden, kept_sets, size, forget)
+    columns = zip(["logprobs", *names], measured, strict=True)
+    return TokenStats(**{name: in_rows(column, slots, shape) for name, column in columns}, values=values)
 
 
 @dataclass(frozen=True)

@@ -103,23 +103,20 @@ class _Attention(Block):
 
     def _heads(self, x: Tensor, rotation: Rotation) -> Sequence[Tensor]:
         """Return `x (N, H)` -> rotated queries `(N, h, d)` and keys `(N, h_kv, d)`, values `(N, h_kv, d)`."""
-        products = self._product(x, 0)
+        products, normed = self._product(x, 0), "q_norm" in self._modules
         if isinstance(products, Tensor):
             *asking, values = (int(getattr(self, name).out_features) // self.size for name in self.products[0])
             joined = products.view(len(x), -1, self.size)
-            if not self._norms:
+            if not normed:
                 both, value = torch.split(joined, [sum(asking), values], 1)
                 return *torch.split(rotated(both, rotation), asking, 1), value
             query, key, value = torch.split(joined, [*asking, values], 1)
         else:
             query, key, value = (product.view(len(x), -1, self.size) for product in products)
-        for norm in self._norms:
-            query, key = getattr(self, f"q_{norm}")(query), getattr(self, f"k_{norm}")(key)
+        if normed:
+            block: Any = self
+            query, key = block.q_norm(query), block.k_norm(key)
         return rotated(query, rotation), rotated(key, rotation), value
-
-    @property
-    def _norms(self) -> tuple[str, ...]:
-        return ("norm",) if "q_norm" in self._modules else ()
 
 
 class _GatedMLP(Block):
@@ -149,13 +146,13 @@ def blocks_of(module: nn.Module) -> list[Block]:
     return [part for part in module.modules() if isinstance(part, Block)]
 
 
-def replace_blocks(module: nn.Module, undo: ExitStack | None = None) -> int:
-    """Replace the attentions and gated MLPs below `module` whose output stays the same; returns how many.
+def replace_blocks(module: nn.Module, undo: ExitStack | None = None) -> None:
+    """Replace the attentions and gated MLPs below `module` whose output stays the same.
 
     `undo.close()` restores the module.
     """
     register()
-    shared, replaced = Shared(), 0
+    shared = Shared()
     for part in list(module.modules()):
         if isinstance(part, Block) or part._forward_hooks or part._forward_pre_hooks:
             continue
@@ -169,8 +166,6 @@ def replace_blocks(module: nn.Module, undo: ExitStack | None = None) -> int:
                         undo.callback(_put_back, part, type(part), twin.__dict__.keys() - part.__dict__.keys())
                     part.__dict__.update(twin.__dict__)
                     part.__class__ = twin.__class__
-                    replaced += 1
-    return replaced
 
 
 def _linear(layer: nn.Module | None) -> bool:

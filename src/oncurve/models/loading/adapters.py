@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from oncurve.base.errors import ModelError
-from oncurve.models.adapters.files import CONFIG, FILES, StoredAdapter, read_adapter
+from oncurve.models.adapters.files import CONFIG, FILES, StoredAdapter, read_adapter, read_config
 from oncurve.models.adapters.inject import import_peft
 from oncurve.models.loading.checks import explained
 from oncurve.models.loading.hub import online
@@ -24,7 +23,10 @@ def stored_adapter(path: str, key: str = "lora.path") -> StoredAdapter:
             raise ModelError(f"{path} is a file; {key} names a folder with an adapter in PEFT's form, or a hub id")
         if path[:1] in ("", ".", "/", "~") or path.count("/") != 1:
             raise ModelError(f"{key}: {path}: no such directory")
-        folder = _fetched(path)
+        from huggingface_hub import snapshot_download
+
+        with explained(path, "adapter", None):
+            folder = Path(snapshot_download(path, allow_patterns=list(FILES), local_files_only=not online()))
     return read_adapter(folder, peft, key)
 
 
@@ -35,17 +37,7 @@ def is_adapter(folder: Path) -> bool:
 
 def base_of_adapter(folder: Path) -> str:
     """Return the base model that the adapter in `folder` names. Raises ModelError: it names none."""
-    try:
-        base = json.loads((folder / CONFIG).read_bytes()).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{folder / CONFIG} cannot be read: {error}") from error
+    base = read_config(folder, "model.path").get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ModelError(f"{folder}: the adapter names no base model; name it: model.path=FOLDER")
     return base
-
-
-def _fetched(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    with explained(name, "adapter", None):
-        return Path(snapshot_download(name, allow_patterns=list(FILES), local_files_only=not online()))

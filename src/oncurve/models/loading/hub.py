@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
 from urllib.parse import urlsplit
@@ -29,14 +29,16 @@ def reachable(seconds: float = SECONDS) -> bool:
 
     if constants.HF_HUB_OFFLINE:
         return False
-    host, port = _first_address(constants.ENDPOINT)
+    address, opened = _first_address(constants.ENDPOINT), list[bool]()
 
-    def connect() -> bool:
-        with suppress(OSError), socket.create_connection((host, port), timeout=seconds):
-            return True
-        return False
+    def connect() -> None:
+        with suppress(OSError), socket.create_connection(address, timeout=seconds):
+            opened.append(True)
 
-    return _within(seconds, connect)
+    thread = Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return bool(opened)
 
 
 def answers(seconds: float = ANSWER_SECONDS) -> bool:
@@ -48,21 +50,11 @@ def answers(seconds: float = ANSWER_SECONDS) -> bool:
     from huggingface_hub import constants
 
     try:
-        ask("HEAD", constants.ENDPOINT, seconds=seconds)
+        with suppress(ConnectionError):  # a refusal is an answer, too; the client checks certificates
+            ask("HEAD", constants.ENDPOINT, seconds=seconds)
     except TimeoutError:
         return False
-    except OSError:  # also a refusal, which is an answer; the client checks certificates
-        return True
     return True
-
-
-def _within(seconds: float, check: Callable[[], bool]) -> bool:
-    """Return the result of `check`; False where it takes longer than `seconds`, and its thread then ends by itself."""
-    results: list[bool] = []
-    thread = Thread(target=lambda: results.append(check()), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return results == [True]
 
 
 @contextmanager

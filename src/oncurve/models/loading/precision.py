@@ -13,12 +13,7 @@ import torch
 from oncurve.base.errors import ModelError
 
 Precision = Literal["auto", "float32", "bfloat16"]
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 """By name: those of `Precision`, and those of a module that is handed in."""
 
 _CPU_FEATURES = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16", "sve_bf16": "SVE BF16", "bf16": "NEON BF16"}

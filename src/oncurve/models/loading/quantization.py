@@ -35,11 +35,6 @@ def quantization_config(kind: Quantization, dtype: torch.dtype, device: torch.de
         raise ModelError(
             f"model.quantization needs bitsandbytes ({error}); install it with: pip install 'oncurve[qlora]'"
         ) from error
-    return bits_and_bytes(kind, dtype)
-
-
-def bits_and_bytes(kind: Quantization, dtype: torch.dtype) -> Any:
-    """transformers' `BitsAndBytesConfig`: 4 bits, double quantisation, products in `dtype`."""
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(
