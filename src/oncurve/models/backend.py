@@ -12,8 +12,7 @@ import torch
 
 from oncurve.models.attention.flash import FlashContext
 from oncurve.models.attention.packed_rows import PackedContext
-from oncurve.models.decode.cuda_graphs import capture_on
-from oncurve.models.decode.graph_buffers import GraphBuffers
+from oncurve.models.decode.graph_buffers import GraphBuffers, capture_on
 
 
 def packed_context(device: torch.device) -> type[PackedContext]:

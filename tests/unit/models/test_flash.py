@@ -8,8 +8,8 @@ from oncurve.models.attention import cpu_kernel as room, flash
 from oncurve.models.attention.cpu_kernel import fits, rows_attention
 from oncurve.models.attention.flash import CUDA_KERNELS, FlashContext, Kernels, Repeats, trial
 from oncurve.models.attention.hook import register, switched
-from oncurve.models.attention.merge import attend_part, merge_softmax
 from oncurve.models.attention.packed_rows import PackedContext, additive
+from oncurve.models.decode.cached_decoder import attend_part, merge_softmax
 from oncurve.models.layers.rms_norm import replace_norms
 from oracles.plain_flash import plain_backward, plain_forward
 

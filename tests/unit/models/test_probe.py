@@ -176,7 +176,7 @@ def later_positions(*given, correctly=graph_buffers._advance):
 
 
 PARTS = {
-    "host: the prefix": ("decode.batched_cache.merge_softmax", lambda one, lse, other, other_lse: other),
+    "host: the prefix": ("decode.cached_decoder.merge_softmax", lambda one, lse, other, other_lse: other),
     "host: prepacked weights": ("layers.prepacked_weights.PrepackedLinear.__call__", lambda self, x: x @ x.new_ones(1)),
     "host: dropped rows": ("decode.cached_decoder.CachedDecoder.keep", lambda self, rows: None),
     "graphs: the prefix": ("decode.graph_buffers.GraphBuffers.insert", forgotten_prompts),

@@ -5,8 +5,7 @@ down through the model's forward as the keyword argument `oncurve_context`, does
 
     packed training   `packed_rows.PackedContext`     prompts once per group, then their completions, nothing padded
     prefill           `prefill.PrefillContext`        prompts, whose keys and values are kept
-    decode            `batched_cache.DecodeContext`   one new token per row, after the group's prefix and the row's own
-    suffix
+    decode            `cached_decoder`, `graph_loop`  one new token per row, after the group's prefix and its own suffix
 
 No mask function is registered on purpose: for a name without one, transformers builds no mask at all, and a context
 makes its own. The name is set on the model's configuration only while a context runs (`switched`), so the module stays

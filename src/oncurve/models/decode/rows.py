@@ -70,7 +70,7 @@ class DecodedRows:
         self._growing = none.bool()
         self._growing_count = 0
         self._tokens = torch.empty(capacity, positions, dtype=torch.int64, device=device)
-        self._logprobs: Tensor | None = None
+        self._logprobs = torch.empty(capacity, positions, dtype=torch.float64, device=device)
         self._kept_at: Tensor | None = None  # (2, slots, T): sizes of kept sets, and where their ids begin in a step's
         self._kept_ids: dict[int, bytes] = {}  # by step
         self._uniforms = torch.empty(0)
@@ -119,10 +119,8 @@ class DecodedRows:
 
     def write(self, ids: Tensor, logprobs: Tensor, stop: StopStrings | None) -> dict[int, EndedRows]:
         """Append a token to each row; those that end with it, by their numbers."""
-        if self._logprobs is None:
-            self._logprobs = torch.empty(self._tokens.shape, dtype=logprobs.dtype, device=self._device)
         self._tokens.view(-1).index_copy_(0, self._at, ids)
-        self._logprobs.view(-1).index_copy_(0, self._at, logprobs)
+        self._logprobs.view(-1).index_copy_(0, self._at, logprobs.double())
         ended: dict[int, EndedRows] = {}
         if len(self._ends):
             over = (ids[:, None] == self._ends).any(1).logical_and_(self._growing)
@@ -158,7 +156,6 @@ class DecodedRows:
 
     def _finish(self, over: Tensor, ending: Ending, texts: dict[int, str]) -> dict[int, EndedRows]:
         """Return the rows of `over` (n,) bool end with the token just written."""
-        assert self._logprobs is not None  # a token has been written
         rows = over.nonzero().squeeze(1)
         lengths = (self._position[rows] + 1).tolist()
         written = (self._slots[rows], slice(max(lengths, default=0)))

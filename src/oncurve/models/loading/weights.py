@@ -30,8 +30,7 @@ from oncurve.models.loading.checks import (
     stored_in_bfloat16,
 )
 from oncurve.models.loading.hub import offline, online
-from oncurve.models.loading.precision import DTYPES, Precision, device_of, resolved
-from oncurve.models.loading.quantization import Quantization, quantization_config
+from oncurve.models.loading.precision import DTYPES, Precision, Quantization, device_of, quantization_config, resolved
 from oncurve.models.loading.silence import quiet
 from oncurve.models.probe import wrap
 
