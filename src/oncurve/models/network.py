@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from oncurve.models.adapters.adapter import Adapter
-from oncurve.models.attention.hook import AttentionContext, register, switched
+from oncurve.models.attention.hook import AttentionContext, switched
 from oncurve.models.backend import graph_buffers, packed_context
 from oncurve.models.causal import Decoder, TokenLoop, module_device
 from oncurve.models.decode.cached_decoder import CachedDecoder
@@ -43,7 +43,6 @@ class TransformersModel:
         path_reason: str = "fast path: prompts once per group, cached decoding",
         adapter: Adapter | None = None,
     ) -> None:
-        register()
         network: Any = module.eval()
         self.module = module
         self.path_reason = path_reason
@@ -63,11 +62,6 @@ class TransformersModel:
         """Return the state of a copy: it shares the buffers for decoding, which are made now if there are none."""
         self.token_loop()
         return {**vars(self), "_joined": {}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """In a process that was sent this model, the hook is to be registered, too."""
-        register()
-        vars(self).update(state)
 
     @property
     def longest_row(self) -> int | None:

@@ -241,7 +241,7 @@ class InProcessEngine(EngineBase):
     def _completions(
         self, prompt: Prompt, ended: Sequence[EndedRows], first: int, version: int
     ) -> tuple[Completion, ...]:
-        text = Detokenizer(self._tokenizer).after(prompt.ids) if self._tokenizer is not None else _no_text
+        text = (lambda ids: "") if self._tokenizer is None else Detokenizer(self._tokenizer).after(prompt.ids)
         return tuple(
             Completion(
                 row.ids,
@@ -265,10 +265,6 @@ class InProcessEngine(EngineBase):
         if sampling.stop not in self._tables:
             self._tables[sampling.stop] = StopTable(self._tokenizer, sampling.stop)
         return self._tables[sampling.stop]
-
-
-def _no_text(ids: Sequence[int]) -> str:
-    return ""
 
 
 @torch.no_grad()

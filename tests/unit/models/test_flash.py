@@ -7,7 +7,7 @@ from fakes.architectures import ARCHITECTURES, ROWS, architecture, relative, tok
 from oncurve.models.attention import cpu_kernel as room, flash
 from oncurve.models.attention.cpu_kernel import fits, rows_attention
 from oncurve.models.attention.flash import CUDA_KERNELS, FlashContext, Kernels, Repeats, trial
-from oncurve.models.attention.hook import register, switched
+from oncurve.models.attention.hook import switched
 from oncurve.models.attention.packed_rows import PackedContext, additive
 from oncurve.models.decode.cached_decoder import attend_part, merge_softmax
 from oncurve.models.layers.rms_norm import replace_norms
@@ -26,7 +26,6 @@ def context_of(kind, rows, kernels=PLAIN, device=CPU):
 
 
 def hidden_of(module, context):
-    register()
     body = module.get_decoder()
     with switched(body.config):
         outputs = body(

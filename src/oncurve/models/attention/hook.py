@@ -67,7 +67,8 @@ def attention(
     Raises:
         ModelError: the model needs something of its attention that this implementation does not have.
     """
-    unknown = [name for name, given in others.items() if name not in _HARMLESS and _is_set(given)]
+    used = [name for name, given in others.items() if given is not None and given is not False]
+    unknown = set(used) - _HARMLESS
     if oncurve_context is None:
         raise ModelError(f"{type(module).__name__} does not pass keyword arguments down to its attention")
     if unknown:
@@ -90,10 +91,6 @@ def attention(
     return oncurve_context.attend(layer, asked, keys, values, factor, sliding_window)[None], None
 
 
-def _is_set(given: Any) -> bool:
-    return given is not None and given is not False
-
-
 def _slides(module: nn.Module, layer: int, given: int | None) -> bool:
     """Return whether the configuration gives this layer a window: transformers' own masks go by it, ours by `given`."""
     config = getattr(module, "config", None)
@@ -103,16 +100,12 @@ def _slides(module: nn.Module, layer: int, given: int | None) -> bool:
     return (given if config is None else getattr(config, "sliding_window", None)) is not None
 
 
-def register() -> None:
-    """Make the name known to transformers. Doing it again changes nothing."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, attention)
-
-
 @contextmanager
 def switched(config: Any) -> Iterator[None]:
     """Within: the model of this configuration attends by the context it is given. After: as before."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attention)  # a process that a model was sent to does not know the name yet
     before = config._attn_implementation
     config._attn_implementation = NAME
     try:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from oncurve.base.errors import ModelError
 from oncurve.models.adapters.adapter import Adapter
@@ -127,12 +128,9 @@ class Classifier:
         All texts take one forward pass; `batches_by_length` divides many texts into batches.
         """
         device = next(self.module.parameters()).device
-        width = max(len(text.ids) for text in texts)
-        ids = torch.full((len(texts), width), self.pad_id, dtype=torch.int64)
-        mask = torch.zeros((len(texts), width), dtype=torch.int64)
-        for row, text in enumerate(texts):
-            ids[row, : len(text.ids)] = torch.tensor(text.ids)
-            mask[row, : len(text.ids)] = 1
+        written = [torch.tensor(text.ids) for text in texts]
+        ids = pad_sequence(written, batch_first=True, padding_value=self.pad_id)
+        mask = pad_sequence([torch.ones_like(row) for row in written], batch_first=True)
         cached = {"use_cache": False} if getattr(self.module.config, "use_cache", None) else {}
         logits: Tensor = self.module(input_ids=ids.to(device), attention_mask=mask.to(device), **cached).logits
         if self.head == "process":

@@ -65,16 +65,15 @@ class DecodedRows:
         self._step = 0
         self._full_at: list[int] = []  # the steps at which rows that joined together have T tokens, ascending
         self._due: set[int] = set()  # the steps in which a row reaches its limit
-        none = torch.empty(0, dtype=torch.int64, device=device)
-        self._numbers, self._slots, self._keys, self._last, self._position = none, none, none, none, none
-        self._growing = none.bool()
+        self._rows = torch.empty(5, 0, dtype=torch.int64, device=device)
+        self._growing = torch.empty(0, dtype=torch.bool, device=device)
         self._growing_count = 0
         self._tokens = torch.empty(capacity, positions, dtype=torch.int64, device=device)
         self._logprobs = torch.empty(capacity, positions, dtype=torch.float64, device=device)
         self._kept_at: Tensor | None = None  # (2, slots, T): sizes of kept sets, and where their ids begin in a step's
         self._kept_ids: dict[int, bytes] = {}  # by step
         self._uniforms = torch.empty(0)
-        self._uniforms_used = _POSITIONS_AT_ONCE
+        self._locate()
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -84,19 +83,17 @@ class DecodedRows:
         count, device = len(keys), self._device
         self._due |= {self._step + limit - 1 for limit in set(limits.tolist())}
         self._full_at.append(self._step + self._positions)
-        slots = torch.tensor([self._free_slots.pop() for _ in range(count)], device=device)
-        self._numbers = torch.cat([self._numbers, torch.arange(first, first + count, device=device)])
-        self._slots = torch.cat([self._slots, slots])
-        self._keys = torch.cat([self._keys, keys.to(device)])
-        self._last = torch.cat([self._last, limits.to(device) - 1])
-        self._position = torch.cat([self._position, torch.zeros_like(slots)])
-        self._growing = torch.cat([self._growing, torch.ones_like(slots, dtype=torch.bool)])
+        slots = torch.tensor([self._free_slots.pop() for _ in range(count)])
+        new = torch.stack([torch.arange(first, first + count), slots, keys, limits - 1, torch.zeros_like(slots)])
+        self._rows = torch.cat([self._rows, new.to(device)], 1)
+        self._growing = torch.cat([self._growing, torch.ones(count, dtype=torch.bool, device=device)])
         self._growing_count += count
         self.free -= count
         self._locate()
 
     def _locate(self) -> None:
         """Find where in the flattened tables each row's next token belongs."""
+        self._numbers, self._slots, self._keys, self._last, self._position = self._rows
         self._at = self._slots * self._positions + self._position
         self._uniforms_used = _POSITIONS_AT_ONCE
 
@@ -194,8 +191,7 @@ class DecodedRows:
         kept = self._growing.nonzero().squeeze(1)
         self._free_slots += self._slots[~self._growing].tolist()
         self._full_at = [step for step in self._full_at if step > self._step]
-        self._numbers, self._slots, self._keys = self._numbers[kept], self._slots[kept], self._keys[kept]
-        self._last, self._position, self._growing = self._last[kept], self._position[kept], self._growing[kept]
+        self._rows, self._growing = self._rows[:, kept], self._growing[kept]
         self._locate()
         oldest = self._step - int(self._position.max()) if self._kept_ids and len(kept) else self._step
         self._kept_ids = {step: ids for step, ids in self._kept_ids.items() if step >= oldest}

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
 from oncurve.models.adapters.layer import base_of, low_rank_of, products
-from oncurve.models.attention.hook import AttentionContext, register, switched
+from oncurve.models.attention.hook import AttentionContext, switched
 from oncurve.models.head.linear_logprobs import matrix_of
 from oncurve.models.layers.elementwise import Rotation, gated_product, gated_products, rotated
 from oncurve.models.layers.prepacked_weights import PrepackedWeights
@@ -151,7 +151,6 @@ def replace_blocks(module: nn.Module, undo: ExitStack | None = None) -> None:
 
     `undo.close()` restores the module.
     """
-    register()
     shared = Shared()
     for part in list(module.modules()):
         if isinstance(part, Block) or part._forward_hooks or part._forward_pre_hooks:
