@@ -21,11 +21,10 @@ from oncurve.models.decode.graph_buffers import GraphBuffers
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.head.linear_logprobs import matrix_of
-from oncurve.models.layers.blocks import Block, Shared, blocks_of
+from oncurve.models.layers.blocks import Block, Shared, StraightBody, blocks_of, hooked, is_straight
 from oncurve.models.layers.lengths import check_rows, longest_row_of
 from oncurve.models.layers.prepacked_weights import Joined, PrepackedWeights, join, prepack
 from oncurve.models.layers.rms_norm import keeps_a_wide_residual, narrow_positions
-from oncurve.models.layers.straight import StraightBody, hooked, is_straight
 from oncurve.ops import at_least_float32
 
 

@@ -14,15 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.models import CausalModel, DecodeRequest, EndedRows, Weights, module_device
 from oncurve.randomness import row_keys
+from oncurve.rollout.sampler import sampler_of
 from oncurve.rollout.sampling import Sampling
 from oncurve.rollout.stopping import Detokenizer, StopSearch, StopTable, Tokenizer
-from oncurve.rollout.truncation import sampler_of
 from oncurve.types import Completion, Group, Prompt
 
 OnGroup = Callable[[int, Group], None]
@@ -212,13 +211,17 @@ class InProcessEngine(EngineBase):
             if on_group is not None:
                 on_group(index, groups[index])
 
+        most = torch.tensor([sampling.of(prompt).max_new_tokens for prompt in prompts]).repeat_interleave(size)
         prompt_ids = torch.tensor([prompt.id for prompt in prompts]).repeat_interleave(size)
         sample_index = (torch.tensor(firsts)[:, None] + torch.arange(size)).flatten()
+        if self._limits is not None:
+            wanted = torch.tensor(list(map(self._limits, prompt_ids.tolist(), sample_index.tolist())))
+            most = torch.minimum(most, wanted).clamp(min=1)
         table = self._stop_table(sampling)
         request = DecodeRequest(
             [torch.tensor(prompt.ids) for prompt in prompts],
             row_keys(self._seed, draw, prompt_ids, sample_index).view(-1, size),
-            self._row_limits(prompts, prompt_ids, sample_index, sampling).view(-1, size),
+            most.view(-1, size),
             sampling.max_new_tokens,
             self._eos_ids + sampling.eos_ids,
             sampler_of(sampling),
@@ -227,16 +230,6 @@ class InProcessEngine(EngineBase):
         )
         model.token_loop(bool(sampling.truncation))(request, finish)
         return [groups[index] for index in range(len(prompts))]
-
-    def _row_limits(
-        self, prompts: Sequence[Prompt], prompt_ids: Tensor, sample_index: Tensor, sampling: Sampling
-    ) -> Tensor:
-        most = torch.tensor([sampling.of(prompt).max_new_tokens for prompt in prompts])
-        most = most.repeat_interleave(sampling.group_size)
-        if self._limits is None:
-            return most
-        wanted = torch.tensor(list(map(self._limits, prompt_ids.tolist(), sample_index.tolist())))
-        return torch.minimum(most, wanted).clamp(min=1)
 
     def _completions(
         self, prompt: Prompt, ended: Sequence[EndedRows], first: int, version: int

@@ -15,7 +15,7 @@ from fakes.recorder import record
 from oncurve.models.decode.graph_buffers import GraphBuffers, capture_on
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
-from oncurve.models.decode.teacher_forcing import forced_logits
+from oncurve.models.probe import forced_logits
 from oncurve.randomness import row_keys
 from oncurve.rollout.stopping import StopSearch, StopTable
 

@@ -24,10 +24,9 @@ from oncurve.models.layers.alignment import aligned
 from oncurve.models.layers.lengths import positions_of
 from oncurve.models.layers.rotation import hold_rotations
 from oncurve.models.loading.checks import directory_of, explained, load_config, load_module, load_tokenizer
-from oncurve.models.loading.hub import offline, online
+from oncurve.models.loading.hub import offline, online, quiet
 from oncurve.models.loading.precision import DTYPES, device_of
 from oncurve.models.loading.saving import save
-from oncurve.models.loading.silence import quiet
 
 ARCHITECTURES: dict[HeadKind, str] = {"outcome": "ForSequenceClassification", "process": "ForTokenClassification"}
 NAMES: dict[HeadKind, str] = {"outcome": "a sequence classifier", "process": "a token classifier"}

@@ -2,5 +2,5 @@
 
 on a CPU    host_loop, rows                            over cached_decoder
 on CUDA     graph_loop, graph_buffers                  over paged_attention, triton_kernels
-on both     prefill, teacher_forcing
+on both     prefill
 """

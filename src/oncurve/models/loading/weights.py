@@ -19,7 +19,6 @@ from oncurve.components import Component, Impossible
 from oncurve.models.adapters.inject import import_peft, put_adapter
 from oncurve.models.adapters.settings import LoraSettings
 from oncurve.models.causal import CausalModel
-from oncurve.models.loading.adapters import stored_adapter
 from oncurve.models.loading.checks import (
     directory_of,
     explained,
@@ -27,11 +26,11 @@ from oncurve.models.loading.checks import (
     load_module,
     load_tokenizer,
     revised,
+    stored_adapter,
     stored_in_bfloat16,
 )
-from oncurve.models.loading.hub import offline, online
+from oncurve.models.loading.hub import offline, online, quiet
 from oncurve.models.loading.precision import DTYPES, Precision, Quantization, device_of, quantization_config, resolved
-from oncurve.models.loading.silence import quiet
 from oncurve.models.probe import wrap
 
 NO_ADAPTER = LoraSettings()
@@ -180,8 +179,10 @@ class ModelConfig(Component):
             config = load_config(source, local, self.trust_remote_code)
             as_stored = not masters or stored_in_bfloat16(source, local, self.trust_remote_code)
             dtype = self.torch_dtype if as_stored else torch.float32
-            options = {} if quantized is None else {"quantization_config": quantized, "device_map": {"": "cuda"}}
-            return load_module(AutoModelForCausalLM, source, config, dtype, local, self.trust_remote_code, **options)
+            options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
+            if quantized is not None:
+                options |= {"quantization_config": quantized, "device_map": {"": "cuda"}}
+            return load_module(AutoModelForCausalLM, source, config, dtype, local, **options)
 
 
 def loaded_from(module: nn.Module, tokenizer: Any = None) -> LoadedModel:
