@@ -13,7 +13,6 @@ from bench.models import Size
 from oncurve.models import TransformersModel
 from oncurve.models.attention.flash import FlashContext
 from oncurve.models.attention.packed_rows import PackedContext
-from oncurve.models.backend import packed_context
 from oncurve.models.causal import DecodeRequest, module_device
 from oncurve.models.decode.graph_buffers import GraphBuffers, capture_on
 from oncurve.models.decode.graph_loop import GraphLoop
@@ -22,6 +21,7 @@ from oncurve.models.head.linear_logprobs import linear_logprobs
 from oncurve.models.layers.blocks import replace_blocks
 from oncurve.models.layers.prepacked_weights import join
 from oncurve.models.layers.rms_norm import replace_norms
+from oncurve.models.network import packed_context
 from oncurve.models.probe import forced_logits
 from oncurve.randomness import row_keys
 from oncurve.rollout.sampler import Sampler

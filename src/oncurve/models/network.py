@@ -1,7 +1,12 @@
 """The fast path: a transformers causal LM whose attention is ours, so prompts are computed once per group.
 
 One module, one copy of the weights: the learner trains the very parameters the sampler reads. The module is used as it
-is; its attention is switched for the length of a call.
+is; its attention is switched for the length of a call. The form of a computation goes by the device:
+
+    CPU     attention on padded rows, decoding by cohorts of rows      `packed_rows`, `host_loop`
+    CUDA    attention by flash kernels, decoding in CUDA graphs        `flash`, `graph_loop`
+
+The CUDA forms run on a CPU too, where the tests compare them with the others.
 """
 
 from __future__ import annotations
@@ -10,14 +15,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from oncurve.models.adapters.adapter import Adapter
+from oncurve.models.attention.flash import FlashContext
 from oncurve.models.attention.hook import AttentionContext, switched
-from oncurve.models.backend import graph_buffers, packed_context
+from oncurve.models.attention.packed_rows import PackedContext
 from oncurve.models.causal import Decoder, TokenLoop, module_device
 from oncurve.models.decode.cached_decoder import CachedDecoder
-from oncurve.models.decode.graph_buffers import GraphBuffers
+from oncurve.models.decode.graph_buffers import GraphBuffers, capture_on
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.head.linear_logprobs import matrix_of
@@ -121,8 +128,8 @@ class TransformersModel:
         Kept sets have no fixed size, as a graph's tensors do: with them there are no graphs.
         """
         device = module_device(self.module)
-        if self._buffers is None:
-            self._buffers = graph_buffers(device)
+        if self._buffers is None and (capture := capture_on(device)) is not None:
+            self._buffers = GraphBuffers(device, capture)
         if self._buffers is None or truncated:
             return HostLoop(self.decoder, device)
         self._joined = join(self._products(), self._joined)
@@ -146,3 +153,8 @@ class TransformersModel:
         straight = self._straight and device.type == "cpu" and not hooked(self._body)
         run = StraightBody(self._body, self._wide, prepacked) if straight else partial(self._run, prepacked=prepacked)
         return CachedDecoder(run, head[0] if head else self.raw_logits, max_new_tokens, device)
+
+
+def packed_context(device: torch.device) -> type[PackedContext]:
+    """Return the attention of the packed training mode."""
+    return FlashContext if device.type == "cuda" else PackedContext

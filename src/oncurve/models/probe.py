@@ -159,9 +159,7 @@ def _probe(module: nn.Module) -> str | None:
         return str(error)
     except Exception as error:  # any failure of an unknown architecture on a flat row is a reason
         return f"the fast path failed ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
-    value_limit, gradient_limit = (
-        _TOLERANCE[dtypes.pop()] if len(dtypes) == 1 and dtypes <= _TOLERANCE.keys() else _HALF_TOLERANCE
-    )
+    value_limit, gradient_limit = max(_TOLERANCE.get(dtype, _HALF_TOLERANCE) for dtype in dtypes)
     if not value <= value_limit:
         return f"the fast path's logits differ from its own by {value:.1e} (allowed {value_limit:.0e})"
     if not gradient <= gradient_limit:

@@ -27,7 +27,6 @@ from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import ModelError
 from oncurve.models import GenericModel, TransformersModel, wrap
 from oncurve.models.decode import graph_buffers
-from oncurve.models.decode.graph_buffers import GraphBuffers
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.decode.prefill import prefill
@@ -189,8 +188,7 @@ PARTS = {
 def test_the_probe_runs_the_loop_that_rollout_runs(part, where, monkeypatch):
     """A fault in any part of the loop is found where the loop is used, and only there."""
     if where == "graphs":
-        buffers = lambda device: GraphBuffers(device, record)  # noqa: E731
-        monkeypatch.setattr("oncurve.models.network.graph_buffers", buffers)
+        monkeypatch.setattr("oncurve.models.network.capture_on", lambda device: record)
     if part is not None:
         name, fault = PARTS[part]
         monkeypatch.setattr(f"oncurve.models.{name}", fault)

@@ -133,9 +133,8 @@ def _targets(module: nn.Module, wanted: str | Sequence[str]) -> list[str]:
     for name in wanted:
         matching = [path for path in paths if _is(path, name)]
         if not matching:
-            listed = ", ".join(sorted(known))
-            near = suggest(name, known)
-            raise ModelError(f"lora.targets: the model has no layer {name!r}{near or ';'} its linear layers: {listed}")
+            near, listed = suggest(name, known) or ";", ", ".join(sorted(known))
+            raise ModelError(f"lora.targets: the model has no layer {name!r}{near} its linear layers: {listed}")
         for path in matching:
             if path in tied:
                 raise ModelError(

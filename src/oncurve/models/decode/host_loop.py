@@ -74,7 +74,7 @@ class _Decoding:
             for number, row in sorted(self._rows.write(ids, logprobs, self._request.stop).items()):
                 self._ended.add(number, row)
             admissible = self._admissible()
-            if admissible or self._rows.finished_share() >= _COMPACT_SHARE or self._rows.full():
+            if admissible or self._rows.wasteful(_COMPACT_SHARE):
                 ids = self._compact(ids)
             stepped = self._decoder.step(ids) if self._decoder is not None and len(ids) else None
             hidden = self._admit(admissible, stepped)

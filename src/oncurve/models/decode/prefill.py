@@ -46,9 +46,8 @@ class Prefixes:
 
     def put_prompts(self, layer: int, prompts: Tensor, key: Tensor, value: Tensor) -> None:
         """Keep `key, value (m, p, h_kv, d)`: whole prompts, by their indices."""
-        keys, values = self._layer(layer, key, value)
-        keys[prompts, :, : key.shape[1]] = key.transpose(1, 2)
-        values[prompts, :, : key.shape[1]] = value.transpose(1, 2)
+        for stored, new in zip(self._layer(layer, key, value), (key, value), strict=True):
+            stored[prompts, :, : new.shape[1]] = new.transpose(1, 2)
 
     def put_stretch(self, layer: int, prompt: int, start: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keep `key, value (p, h_kv, d)` of one prompt from `start` on; all of it so far, `(1, start + p, h_kv, d)`."""

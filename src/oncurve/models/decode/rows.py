@@ -148,8 +148,7 @@ class DecodedRows:
         return self._finish(torch.isin(self._numbers, torch.tensor(list(texts), device=self._device)), "stop", texts)
 
     def _written(self, row: int, start: int) -> list[int]:
-        ids: list[int] = self._tokens[self._slots[row], start : self._position[row] + 1].tolist()
-        return ids
+        return list(self._tokens[self._slots[row], start : self._position[row] + 1].tolist())
 
     def _finish(self, over: Tensor, ending: Ending, texts: dict[int, str]) -> dict[int, EndedRows]:
         """Return the rows of `over` (n,) bool end with the token just written."""
@@ -178,13 +177,12 @@ class DecodedRows:
         ]
         return tuple(sizes), b"".join(pieces)
 
-    def finished_share(self) -> float:
-        """Return the share of rows that have ended and are still computed."""
-        return 1 - self._growing_count / len(self)
-
-    def full(self) -> bool:
-        """Return whether some rows have T tokens: they have ended and must be compacted away before the next step."""
-        return bool(self._full_at) and self._full_at[0] <= self._step
+    def wasteful(self, share: float) -> bool:
+        """Return whether this share of the rows is finished and still computed, or some cannot be computed any more,
+        because they have T tokens.
+        """
+        full = bool(self._full_at) and self._full_at[0] <= self._step
+        return full or 1 - self._growing_count / len(self) >= share
 
     def compact(self) -> Tensor:
         """Forget the finished rows: the indices `(k,)` of those that stay."""

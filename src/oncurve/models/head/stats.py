@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -138,20 +140,13 @@ class _Measure:
         """Return this over chunks of `size` tokens, each column concatenated to `(N,)`; `forget`: logits are made
         again in the backward.
         """
+        run: Any = partial(checkpoint, self, use_reentrant=False, preserve_rng_state=False) if forget else self
         pieces = []
         for start in range(0, max(hidden.shape[0], 1), size):
             rows = slice(start, start + size)
             reference = None if ref_hidden is None else ref_hidden[rows].to(hidden.device)
-            arguments = (
-                hidden[rows],
-                ids[rows],
-                reference,
-                None if kept is None else kept.of_tokens(start, start + size),
-            )
-            if forget:
-                pieces.append(checkpoint(self, *arguments, use_reentrant=False, preserve_rng_state=False))
-            else:
-                pieces.append(self(*arguments))
+            sets = None if kept is None else kept.of_tokens(start, start + size)
+            pieces.append(run(hidden[rows], ids[rows], reference, sets))
         return [torch.cat(column) for column in zip(*pieces, strict=True)]
 
 

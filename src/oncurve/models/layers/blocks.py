@@ -23,7 +23,7 @@ A body is run this way only if both give the same on an example.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
@@ -37,6 +37,7 @@ from oncurve.models.head.linear_logprobs import matrix_of
 from oncurve.models.layers.elementwise import Rotation, gated_product, gated_products, rotated
 from oncurve.models.layers.prepacked_weights import PrepackedWeights
 from oncurve.models.layers.rms_norm import rows_normed
+from oncurve.models.layers.rotation import put_back
 
 
 class Shared:
@@ -172,19 +173,13 @@ def replace_blocks(module: nn.Module, undo: ExitStack | None = None) -> None:
                 twin.shared = shared  # type: ignore[assignment]
                 if adopt(part, twin):
                     if undo is not None:
-                        undo.callback(_put_back, part, type(part), twin.__dict__.keys() - part.__dict__.keys())
+                        undo.callback(put_back, part, type(part), twin.__dict__.keys() - part.__dict__.keys())
                     part.__dict__.update(twin.__dict__)
                     part.__class__ = twin.__class__
 
 
 def _linear(layer: nn.Module | None) -> bool:
     return layer is not None and type(base_of(layer)) is nn.Linear
-
-
-def _put_back(part: nn.Module, kind: type[nn.Module], added: Iterable[str]) -> None:
-    part.__class__ = kind
-    for name in added:
-        del part.__dict__[name]
 
 
 @torch.no_grad()

@@ -131,7 +131,7 @@ class JoinedLinear:
         biases = [linear.bias for linear in linears if linear.bias is not None]
         self._bias = _joined(biases) if biases else None
         self._factors: tuple[Tensor, Tensor] | None = None
-        self._adapted = False
+        self._added: tuple[Tensor, Tensor] | None = None
 
     @property
     def holds(self) -> bool:
@@ -141,19 +141,17 @@ class JoinedLinear:
     def adapt(self) -> None:
         """Take the factors that the layers add now."""
         found = joined_factors([low_rank_of(layer) for layer in self._layers], self._sizes, self._weight.dtype)
-        self._adapted = found is not None
-        if found is None:
-            return
-        if self._factors is None:
-            self._factors = found
-        for kept, new in zip(self._factors, found, strict=True):
-            kept.copy_(new)
+        if found is not None:
+            self._factors = self._factors or found
+            for kept, new in zip(self._factors, found, strict=True):
+                kept.copy_(new)
+        self._added = None if found is None else self._factors
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return all layers' outputs of `x`, concatenated."""
         out = nn.functional.linear(x, self._weight, self._bias)
-        if self._adapted and self._factors is not None:
-            a, b = self._factors
+        if self._added is not None:
+            a, b = self._added
             out.view(-1, len(b)).addmm_(nn.functional.linear(x, a).view(-1, len(a)), b.t())
         return out
 

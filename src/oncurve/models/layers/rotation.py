@@ -16,7 +16,7 @@ The kind of a rotation is found by calling it, not by its name, so code that com
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -67,7 +67,7 @@ def hold_rotations(module: nn.Module, positions: int | None, undo: ExitStack | N
             continue
         if any(_depends_on_length(part, kind, reach.tokens - 2) for kind in _kinds(part)):
             if undo is not None:
-                undo.callback(_put_back, part, type(part))
+                undo.callback(put_back, part, type(part), ["reach"])
             part.__class__ = type(type(part).__name__, (_HeldTables, type(part)), {"__module__": type(part).__module__})
             part.reach = reach  # type: ignore[assignment]
 
@@ -92,9 +92,11 @@ def _held(module: nn.Module) -> Iterator[_HeldTables]:
     return (part for part in module.modules() if isinstance(part, _HeldTables))
 
 
-def _put_back(part: nn.Module, kind: type[nn.Module]) -> None:
+def put_back(part: nn.Module, kind: type[nn.Module], added: Iterable[str]) -> None:
+    """Give a part its own class again, without the attributes that were added."""
     part.__class__ = kind
-    del part.__dict__["reach"]
+    for name in added:
+        del part.__dict__[name]
 
 
 def _kinds(part: Any) -> list[dict[str, str]]:

@@ -149,9 +149,8 @@ class ModelConfig(Component):
         directory = directory_of(self.source())
         source = str(directory or self.path)
         device = self.torch_device
-        quantized = None
-        if self.quantization is not None:
-            quantized = quantization_config(self.quantization, self.torch_dtype, device)
+        kind = self.quantization
+        quantized = None if kind is None else quantization_config(kind, self.torch_dtype, device)
         if lora.adapted:
             import_peft()
         stored = None if lora.path is None else stored_adapter(lora.path)
@@ -169,8 +168,7 @@ class ModelConfig(Component):
             model = wrap(module, self.attention, adapter)
         name = directory.name if directory is not None and self.revision is None else self.path
         name_of_dtype, why = self.precision()
-        eos_ids = eos_ids_of(module, tokenizer)
-        return LoadedModel(model, tokenizer, eos_ids, name, DTYPES[name_of_dtype], why)
+        return LoadedModel(model, tokenizer, eos_ids_of(module, tokenizer), name, DTYPES[name_of_dtype], why)
 
     def _load_module(self, source: str, local: bool, masters: bool, quantized: Any) -> tuple[Any, list[str]]:
         with quiet(), explained(source, "model"), offline(local):
