@@ -151,7 +151,7 @@ FAULTS = {
     "large": ("type", "too large"),
     "junk": ("died", "broke its channel"),
     "close": ("died", ""),
-    "kill": ("died", "SIGKILL), for the second time at this item"),
+    "kill": ("died", "SIGKILL, for the second time at this item"),
     **dict.fromkeys(("numbered", "foreign", "half", "deep"), ("died", "broke its channel")),
     "forked": ("died", "broke its channel"),
 }

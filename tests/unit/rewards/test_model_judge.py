@@ -206,7 +206,7 @@ def test_the_key_is_sent_and_stands_nowhere(
         ({"low": 1.0}, "low: 1 is not below high, 1"),
         ({"extra_body": {"stream": True}}, "extra_body: 'stream' is set by the reward itself"),
         ({"api_key_env": "sk-12345"}, "rewards.0.api_key_env"),
-        ({"concurency": 3}, "did you mean 'concurrency'"),
+        ({"concurency": 3}, "did you mean 'rewards.0.concurrency'"),
         ({"max_requests": 0}, "rewards.0.max_requests"),
     ],
 )
