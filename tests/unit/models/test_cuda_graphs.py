@@ -12,11 +12,10 @@ import torch
 from fakes.architectures import ARCHITECTURES, VOCABULARY, fast_model, prompts_of
 from fakes.decoding import graphs_of, request
 from fakes.recorder import record
-from oncurve.models.decode.cuda_graphs import capture_on
-from oncurve.models.decode.graph_buffers import GraphBuffers
+from oncurve.models.decode.graph_buffers import GraphBuffers, capture_on
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
-from oncurve.models.decode.teacher_forcing import forced_logits
+from oncurve.models.probe import forced_logits
 from oncurve.randomness import row_keys
 from oncurve.rollout.stopping import StopSearch, StopTable
 

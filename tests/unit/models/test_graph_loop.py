@@ -19,8 +19,7 @@ from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.decode.paged_attention import PagedContext
 from oncurve.randomness import row_keys, uniform_at
-from oncurve.rollout.sampler import Sampler
-from oncurve.rollout.truncation import TruncatedSampler
+from oncurve.rollout.sampler import Sampler, TruncatedSampler
 
 CPU = torch.device("cpu")
 KEYS = row_keys(1, 2, torch.arange(6).repeat_interleave(4), torch.arange(4).repeat(6))

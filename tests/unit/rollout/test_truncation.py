@@ -17,7 +17,7 @@ from oncurve.models.generic import plain_logits
 from oncurve.ops import token_logprobs
 from oncurve.randomness import uniform
 from oncurve.rollout import InProcessEngine, Sampling, truncation
-from oncurve.rollout.truncation import TruncatedSampler
+from oncurve.rollout.sampler import TruncatedSampler
 from oncurve.types import Completion, Group, Prompt, Score
 from oracles.plain_sampler import distribution
 from oracles.plain_truncation import kept_set, masked, recorded, sets_of

@@ -35,7 +35,7 @@ def saved(name, tmp_path, dtype=torch.float32, **settings):
     save(module, None, tmp_path / "base")
     module.name_or_path = str(tmp_path / "base")
     adapter = trained_adapter(module, **settings)
-    adapter.save(tmp_path / "adapter")
+    durable.write_directory(tmp_path / "adapter", adapter.files())
     return module, adapter
 
 
@@ -96,7 +96,7 @@ def test_an_adapter_of_pefts_loads_here_with_equal_logits(options, tmp_path):
     assert len(adapter.paths) == 4
     assert torch.allclose(logits_of(plain), logits_of(theirs), atol=1e-5)
     assert not adapter.begins_as_base()
-    adapter.save(tmp_path / "again")
+    durable.write_directory(tmp_path / "again", adapter.files())
     first, again = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("adapter", "again"))
     assert first.keys() == again.keys()
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -109,7 +109,7 @@ def test_a_model_is_loaded_with_a_stored_adapter(tmp_path):
     config = ModelConfig(path=str(tiny.path()), dtype="float32")
     first = config.build(masters=True, lora=LoraSettings(rank=4), seed=5)
     fill(first.model.adapter.parameters)
-    first.model.adapter.save(tmp_path / "adapter")
+    durable.write_directory(tmp_path / "adapter", first.model.adapter.files())
     second = config.build(lora=LoraSettings(path=str(tmp_path / "adapter")))
     rows = (RAGGED.prompts, RAGGED.group_ids, RAGGED.completion_ids % 10, RAGGED.lengths)
     rows = ([prompt % 10 for prompt in rows[0]], *rows[1:])
@@ -134,11 +134,11 @@ def test_over_a_quantised_base_the_adapter_is_all_that_is_saved(tmp_path):
     save(module, None, tmp_path / "model", adapter=adapter)
     found = sorted(path.relative_to(tmp_path / "model").as_posix() for path in (tmp_path / "model").rglob("*.*"))
     assert found == ["adapter/adapter_config.json", "adapter/adapter_model.safetensors", "manifest.json"]
-    assert len(stored_adapter(str(tmp_path / "model" / "adapter")).paths) == 14
+    assert len(stored_adapter(str(tmp_path / "model" / "adapter")).shapes) == 14
 
 
 def written(folder, change=None, base_name="llama"):
-    trained_adapter(architecture(base_name)).save(folder)
+    durable.write_directory(folder, trained_adapter(architecture(base_name)).files())
     if change is not None:
         path = folder / "adapter_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | change))

@@ -18,9 +18,9 @@ from oncurve.models import LoraSettings, ModelConfig, tiny, wrap
 from oncurve.models.adapters import put_adapter
 from oncurve.models.decode.graph_buffers import GraphBuffers
 from oncurve.models.decode.host_loop import HostLoop
-from oncurve.models.decode.teacher_forcing import forced_logits
-from oncurve.models.layers.joined_weights import join
-from oncurve.models.loading.quantization import quantization_config
+from oncurve.models.layers.prepacked_weights import join
+from oncurve.models.loading.precision import quantization_config
+from oncurve.models.probe import forced_logits
 from oncurve.randomness import row_keys
 
 
