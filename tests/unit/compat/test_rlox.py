@@ -15,6 +15,7 @@ from torch import Tensor
 import oncurve
 import oncurve.compat.rlox as compat
 from fakes.mutations import Pairs, accounted, mutations
+from fakes.tables import table
 from fakes.tiny_policy import TinyLM
 from fakes.tolerance import about, assert_close
 from oncurve.base.errors import ConfigError
@@ -195,17 +196,7 @@ def test_loss_and_gradient_are_those_of_rloxs_page_or_code(summed: bool, monkeyp
         assert_close(gradients[name], parameter.grad)
 
 
-YAML = {
-    "algorithm": "GRPO",
-    "seed": 7,
-    "n_envs": 8,
-    "hyperparameters": {"group_size": 16, "learning_rate": 2e-5, "n_epochs": 3},
-    "callbacks": ["eval", "progress"],
-    "eval_freq": 50,
-    "checkpoint_freq": 5,
-    "logger": "tensorboard",
-    "normalize_obs": False,
-}
+YAML = table("rlox", "file")
 
 
 def write(path: Path, tables: Any) -> Path:
