@@ -109,17 +109,7 @@ def test_the_built_in_task_makes_its_problems_on_demand():
     assert rows.items[0:2] == [rows.items[0], rows.items[1]]
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"path": "a", "template": "no column"}, "data.template: a template must name a column"),
-        ({"kind": "task", "task": "chess"}, "data.task: unknown task; the built-in tasks are: arithmetic"),
-        ({"kind": "parquet"}, "data.kind: unknown kind 'parquet'"),
-        ({"path": "a", "eval_fraction": 1.0}, "data.eval_fraction: should be less than 1"),
-        ({"path": ""}, "data.path: should have at least 1 character"),
-        ({"kind": "task", "path": "a"}, "data.path: unknown key"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "said"), table("sources", "refused"))
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str):
     with pytest.raises(ConfigError) as caught:
         build(settings, DATA_KINDS, "data", "files")

@@ -67,17 +67,23 @@ def decoded(model, rows=UNIFORM, packed=True, monkeypatch=None):
         return torch.stack([decoder.logits(hidden) for hidden in steps])
 
 
+NORMS = {"llama": 5, "qwen2": 5, "qwen3": 9, "mistral": 5, "gpt2": 0}
+
+
+@pytest.mark.parametrize("replace", [replace_blocks, replace_norms])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_two_blocks_a_layer_under_the_same_names_for_the_llama_family(name):
+def test_two_blocks_a_layer_of_the_llama_family_and_every_rms_norm_are_replaced_under_the_same_names(name, replace):
     module = architecture(name)
     before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
     kinds = [type(part).__mro__[-3:] for part in module.modules()]
-    assert replace_blocks(module) == len(blocks_of(module)) == (4 if name in FAMILY else 0)
+    blocks = 4 if name in FAMILY else 0
+    assert replace(module) == (blocks if replace is replace_blocks else NORMS[name])
+    assert len(blocks_of(module)) == (blocks if replace is replace_blocks else 0)
     after = module.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
-    assert kinds == [type(part).__mro__[-3:] for part in module.modules()]
-    assert replace_blocks(module) == 0
+    assert replace is replace_norms or kinds == [type(part).__mro__[-3:] for part in module.modules()]
+    assert replace(module) == 0
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
@@ -165,20 +171,6 @@ def test_what_computes_something_else_keeps_its_code(module, replaced_blocks):
     theirs = plain_logits(model, RAGGED.prompts, RAGGED.group_ids, RAGGED.completion_ids, RAGGED.lengths)
     assert replace_blocks(model) == replaced_blocks
     assert (logits_of(TransformersModel(model), RAGGED) - theirs).abs().max() <= 1e-4 * theirs.abs().max()
-
-
-NORMS = {"llama": 5, "qwen2": 5, "qwen3": 9, "mistral": 5, "gpt2": 0}
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_rms_norm_is_replaced_under_its_name(name):
-    module = architecture(name)
-    before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
-    assert replace_norms(module) == NORMS[name]
-    after = module.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[key], after[key]) for key in before)
-    assert replace_norms(module) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fakes.adapted import adapted, base, fill, trained_adapter
 from fakes.architectures import RAGGED, architecture
+from fakes.tables import table
 from oncurve import durable
 from oncurve.base.errors import ModelError
 from oncurve.models import LoraSettings, ModelConfig, save, tiny
@@ -146,13 +147,8 @@ def written(folder, change=None, base_name="llama"):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"peft_type": "IA3"}, "type 'IA3'"),
+        *table("adapter_files", "no_plain_lora"),
         ({"peft_type": None}, "type None"),
-        ({"use_dora": True}, "use_dora = True"),
-        ({"bias": "all"}, "bias = 'all'"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
-        ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters"),
-        ({"from_the_future": 3}, "from_the_future = 3"),
     ],
 )
 def test_what_is_no_plain_lora_is_refused_by_name(change, said, tmp_path):
