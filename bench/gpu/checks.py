@@ -148,7 +148,7 @@ def _decoder(device: torch.device) -> float:
     lengths = lengths.view(-1, COPIES)
     loops = (model.graph_loop, model.host_loop)
     ours, theirs = (forced_logits(loop, prompts, ids.view(-1, COPIES, LONGEST), lengths) for loop in loops)
-    if model.buffers.graphs._capture is None and device.type == "cuda":
+    if model.buffers.capture is None and device.type == "cuda":
         raise RuntimeError("nothing was captured: see the warning")
     columns = (torch.arange(LONGEST, device=device) < lengths[..., None]).unbind(2)
     pairs = [(ours[:, :, t][there], theirs[:, :, t][there]) for t, there in enumerate(columns)]

@@ -101,7 +101,6 @@ def test_a_fault_is_masked_named_and_counted_and_its_siblings_are_scored(
     assert rewards_of(scored) == [0.1, 0.2, *expected, 0.4]
     kind = OUTCOMES[fault]
     assert faults_of(scored) == [None, None, kind if whole_group else None, kind, None]
-    assert rewards.fault_counts == {kind: 2 if whole_group else 1}
     bad = scored[1].scores[1]
     assert (bad.reward, bad.valid, bad.parts) == (0.0, False, {part.name: None})
     assert bad.fault is not None

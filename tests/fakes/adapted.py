@@ -12,7 +12,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 from fakes.architectures import SHAPE, architecture
 from oncurve.models import Adapter, CausalModel, LoraSettings, wrap
 from oncurve.models.adapters import put_adapter
-from oncurve.models.layers import replace_norms
+from oncurve.models.layers.rms_norm import replace_norms
 
 NAMES = ("llama", "qwen2", "qwen3", "mistral", "gpt2", "qwen3-moe")
 

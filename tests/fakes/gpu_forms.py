@@ -24,7 +24,9 @@ from fakes.pretended_gpu import fused
 from oncurve.learner.optimizer import adamw
 from oncurve.machine import compiled
 from oncurve.models import backend, network
-from oncurve.models.attention import FlashContext, PackedContext, flash
+from oncurve.models.attention import flash
+from oncurve.models.attention.flash import FlashContext
+from oncurve.models.attention.packed_rows import PackedContext
 from oncurve.models.decode import paged_attention
 from oncurve.ops import at_least_float32
 from oncurve.rollout import sampler

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from oncurve.models.decode import HostLoop
+from oncurve.models.decode.host_loop import HostLoop
 
 
 class TableModel:
@@ -43,7 +43,7 @@ class TableModel:
     def head(self):
         return self.logits
 
-    def token_loop(self) -> HostLoop:
+    def token_loop(self, truncated: bool = False) -> HostLoop:
         return HostLoop(self.decoder, torch.device("cpu"))
 
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> "TableDecoder":

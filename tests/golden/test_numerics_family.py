@@ -81,6 +81,7 @@ def test_gmpo_clips_tokens_and_takes_the_geometric_mean() -> None:
         ({"clip_low": 10.0}, -1, 0.01, -0.01, 0.01),
         ({"clip_low": 1.0, "clip_high": 4.0}, 1, 7.0, 5.0, 5.0),
         ({"clip_high": 0.28}, 2, 1.5, 2.56, 1.28),
+        ({"clip_low": 1.0, "clip_high": -0.8}, 1, 1.0, 0.2, 0.2),
     ],
 )
 def test_cispo(settings: dict[str, float], advantage: float, ratio: float, loss: float, weight: float) -> None:

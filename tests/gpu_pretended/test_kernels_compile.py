@@ -91,6 +91,7 @@ def test_decoding(model: str, dtype: torch.dtype, compiled: tuple[int, list[Any]
         assert spilled(kernel.asm["ptx"], capability, tmp_path) <= SPILLED_BYTES
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="a CUDA build asks its driver while it compiles")
 def test_compiled_functions(tmp_path: Path) -> None:
     program = Path(__file__).parents[1] / "fakes" / "compile_for_gpu.py"
     place = os.pathsep.join(sys.path)

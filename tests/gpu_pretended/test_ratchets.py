@@ -24,7 +24,8 @@ from oncurve.forecast.shapes import StepWork, shape_of
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
 from oncurve.models import LoraSettings
-from oncurve.models.loading import adapted, loaded_from
+from oncurve.models.loading import loaded_from
+from oncurve.models.loading.weights import adapted
 from oncurve.randomness import row_keys
 from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
 

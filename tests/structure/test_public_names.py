@@ -71,3 +71,14 @@ def test_what_is_light_imports_no_torch() -> None:
     program = "import sys\n" + "".join(f"{line}\nassert 'torch' not in sys.modules, {line!r}\n" for line in LIGHT)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_not_there_is_refused_before_torch_is_imported() -> None:
+    commands = [f"{name} nowhere.toml" for name in ("train", "sft", "plan", "config show", "config explain")]
+    commands += ["resume nowhere", "export nowhere", "train nosuchpreset", "data check nosuchpreset"]
+    program = "import contextlib, sys\nfrom oncurve.cli import main\nfor words in " + repr(commands) + ":\n"
+    program += "    sys.argv = ['oncurve', *words.split()]\n    with contextlib.suppress(SystemExit):\n        main()\n"
+    program += "    assert 'torch' not in sys.modules, words\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("nowhere") + done.stderr.count("nosuchpreset") >= len(commands)

@@ -74,7 +74,7 @@ def test_nested_tables_are_answered_key_by_key() -> None:
 def test_a_setting_of_a_class_of_the_users_may_be_called_as_it_likes() -> None:
     assert load_config(settings={"eval": {"n": 4, "every": 1}, "data": {"eval_fraction": 0.5}})[0].eval.n == 4
     assert word_for("nonesuch") is None
-    assert "did you mean 'coef'" in complaint("kl.coeff=1")
+    assert "did you mean 'kl.coef'" in complaint("kl.coeff=1")
     both = "rollout.temperature or eval.temperature"
     assert f"a setting stands in its section; did you mean {both}?" in complaint("temperature=1")
     assert "settings have two parts" in complaint("a.b.c=1")

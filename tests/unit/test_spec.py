@@ -49,7 +49,7 @@ def test_a_component_is_returned_as_it_is():
 
 def test_an_unknown_key_is_named_with_its_nearest():
     said = complaint({"kind": "clip", "clip_hihg": 0.28})
-    assert said.startswith("objective.clip_hihg: unknown key; did you mean 'clip_high'?")
+    assert said.startswith("objective.clip_hihg: unknown key; did you mean 'objective.clip_high'?")
 
 
 def test_an_unknown_kind_is_named_with_its_nearest_and_all_there_are():

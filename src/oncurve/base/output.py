@@ -88,28 +88,23 @@ class _Forgiving(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write and flush; returns the length of `text`, also where the write failed."""
-        self._try(lambda below: below.write(text))
+        below = self.below
+        if below is not None:
+            try:
+                below.write(text)
+                below.flush()
+            except (BlockingIOError, RuntimeError):
+                pass  # a full pipe; a signal handler interrupted a write
+            except UnicodeError:  # its encoding cannot hold the text
+                with suppress(OSError, ValueError):
+                    below.write(text.encode("ascii", "replace").decode())
+            except (OSError, ValueError):
+                _silence(below)
         return len(text)
 
     def flush(self) -> None:
         """Flush the stream below."""
-        self._try(lambda below: None)
-
-    def _try(self, act: Callable[[Any], object]) -> None:
-        below = self.below
-        if below is None:
-            return
-        try:
-            act(below)
-            below.flush()
-        except BlockingIOError:
-            pass  # a full pipe
-        except RuntimeError:
-            pass  # a signal handler interrupted a write
-        except UnicodeError:
-            act(_AsAscii(below))
-        except (OSError, ValueError):
-            _silence(below)
+        self.write("")
 
     def writable(self) -> bool:
         """Return true."""
@@ -137,17 +132,6 @@ class _Forgiving(io.TextIOBase):
     def errors(self) -> str:  # type: ignore[override]
         """The error handler of the stream below for text that it cannot encode."""
         return str(getattr(self.below, "errors", None) or "strict")
-
-
-class _AsAscii:
-    """Writes text with question marks, to a stream whose encoding cannot hold it."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> None:
-        with suppress(OSError, ValueError):
-            self._stream.write(text.encode("ascii", "replace").decode())
 
 
 class Terminal(_Forgiving):

@@ -42,8 +42,8 @@ def usable_path(path: str | Path, where: str, base: Path | None = None) -> Path:
         found = Path(text).expanduser()
     except RuntimeError as error:
         raise ConfigError(f"{where}: {shown(text)}: there is no home directory of that user") from error
-    if ("\\" in text or _DRIVE.match(text)) and not os.path.lexists((base or Path()) / found):
-        drive = _DRIVE.match(text)
+    drive = _DRIVE.match(text)
+    if ("\\" in text or drive) and not os.path.lexists((base or Path()) / found):
         linux = (f"/mnt/{text[0].lower()}/" + text[2:].lstrip("\\/") if drive else text).replace("\\", "/")
         raise ConfigError(
             f"{where}: there is no {shown(text)}, and paths have slashes here, as in {shlex.quote(linux)}"
@@ -67,7 +67,7 @@ def permitted() -> Iterator[None]:
     except PermissionError as error:
         if error.filename is None:
             raise
-        place = error.filename if isinstance(error.filename, str) else os.fsdecode(error.filename)
+        place = os.fsdecode(error.filename)
         raise ConfigError(f"{place}: permission denied; change its permissions, or name another") from error
 
 

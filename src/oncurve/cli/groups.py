@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,6 +14,9 @@ from oncurve.base.imports import only_looking, trust_all
 from oncurve.base.output import say
 from oncurve.cli.dialects import dialect_app
 from oncurve.cli.help import CommandWithExamples
+
+if TYPE_CHECKING:
+    from oncurve.config import RunConfig
 
 config_app = typer.Typer(no_args_is_help=True, help="Show or explain a configuration.")
 data_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's data before a run.")
@@ -33,16 +36,36 @@ Trust = Annotated[bool, typer.Option("--trust", callback=trust_all)]
 Json = Annotated[bool, typer.Option("--json")]
 
 
+def configured(
+    recipe: str | None,
+    overrides: list[str] | None,
+    data: str | None,
+    reward: list[str] | None,
+    preset: list[str] | None,
+    of: str = "train",
+) -> tuple[RunConfig, Path, str]:
+    """Return what `command_config` makes of a command's words.
+
+    Raises ConfigError: a recipe that is not there, before the imports below, which take seconds; or wrong settings.
+    """
+    from oncurve.config import names_model
+
+    if recipe is not None:
+        names_model(recipe)
+    from oncurve.run import command_config
+
+    return command_config(recipe, overrides or [], data, reward or [], preset or [], of)
+
+
 @config_app.command("show", cls=CommandWithExamples)
 def config_show(
     recipe: Recipe, overrides: Overrides = None, data: Data = None, reward: Reward = None, preset: Preset = None
 ) -> None:
     """Print the resolved configuration as TOML."""
-    from oncurve.config import to_toml
-    from oncurve.run import command_config
-
     with only_looking():
-        config, _, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "config show")
+        config, _, _ = configured(recipe, overrides, data, reward, preset, "config show")
+    from oncurve.config import to_toml
+
     say(to_toml(config))
     here = config.model.precision_here()
     if config.model.dtype == "auto" and here is not None:
@@ -54,15 +77,18 @@ def config_explain(
     recipe: Recipe, overrides: Overrides = None, data: Data = None, reward: Reward = None, preset: Preset = None
 ) -> None:
     """Print the objective as an equation, and the plan in words; or the meaning of one key, section or metric."""
-    from oncurve.config import explain, explain_key, names_recipe, plan
-    from oncurve.run import command_config
+    from oncurve.config import names_recipe
 
-    is_model = os.path.exists(recipe) or data is not None
-    if not is_model and not names_recipe(recipe) and (about := explain_key(recipe)) is not None:
-        say(about)
-        return
+    if not (names_recipe(recipe) or os.path.exists(recipe) or data is not None):
+        from oncurve.config import explain_key
+
+        if (about := explain_key(recipe)) is not None:
+            say(about)
+            return
     with only_looking():
-        config, _, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "config explain")
+        config, _, _ = configured(recipe, overrides, data, reward, preset, "config explain")
+        from oncurve.config import explain, plan
+
         say(explain(config))
         say()
         for line in plan(config):
@@ -83,9 +109,9 @@ def data_check(
 
     The model's weights are not loaded. Exit code 2: a run would refuse the data.
     """
-    from oncurve.run import check_data_of, command_config
+    config, base, _ = configured(recipe, overrides, data, reward, preset, "data check")
+    from oncurve.run import check_data_of
 
-    config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "data check")
     found = check_data_of(config, base)
     show(found.text(), found.to_json(), as_json)
     if found.problems:
@@ -111,9 +137,9 @@ def reward_check(
     Completions are sampled, or given: in a column of the recipe's data, or in a file. Exit code 2: a reward fails, or
     all completions and the reference answer have the reward 0.
     """
-    from oncurve.run import check_rewards_of, command_config
+    config, base, _ = configured(recipe, overrides, data, reward, preset, "reward check")
+    from oncurve.run import check_rewards_of
 
-    config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "reward check")
     found = check_rewards_of(config, base, sample, completions, column, prompts)
     show(found.text(), found.to_json(), as_json)
     if found.worthless:
@@ -149,9 +175,9 @@ def reward_model_label(
     trust: Trust = False,
 ) -> None:
     """Label a policy's samples, as training data (JSONL)."""
-    from oncurve.run import command_config, label_samples
+    config, base, _ = configured(recipe, overrides, data, reward, preset, "reward-model label")
+    from oncurve.run import label_samples
 
-    config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "reward-model label")
     label_samples(config, base, out, kind, prompts, verifier, continuations)
 
 

@@ -30,6 +30,7 @@ from oncurve.cli.groups import (
     Reward,
     Trust,
     config_app,
+    configured,
     data_app,
     exit_with,
     reward_app,
@@ -99,8 +100,6 @@ def train(
     named = str(file or recipe or "")
     if named and "=" not in named and Terminal().isatty():  # `sys.stdout` itself is `Plain`, which is no terminal
         say(f"loading {named} ...")  # the imports below take seconds
-    from oncurve.run import command_config, train_or_resume, train_recipe
-
     words = [*([] if recipe is None else [recipe]), *(overrides or [])]
     hydra = {"--config-name": config_name, "--config-path": config_path}
     flags = [f"{name}={value}" for name, value in hydra.items() if value is not None]
@@ -114,7 +113,9 @@ def train(
     elif recipe is None:
         raise typer.BadParameter(f"name a recipe or a model, like: {command('train', 'gsm8k')}")
     else:
-        config, base, name = command_config(recipe, overrides or [], data, reward or [], preset or [])
+        config, base, name = configured(recipe, overrides, data, reward, preset)
+    from oncurve.run import train_or_resume, train_recipe
+
     if not resume_if_there:
         exit_with(train_recipe(config, base, out, name))
     elif out is None:
@@ -138,6 +139,9 @@ def sft(
     Rows have a prompt and a completion, messages, or text. `oncurve train` makes this stage itself where its recipe has
     [sft]. Rewards score the samples of evaluations.
     """
+    from oncurve.config import names_model
+
+    names_model(recipe)
     from oncurve.run import sft_config, train_recipe
 
     config, base, name = sft_config(recipe, overrides or [], data, reward or [], preset or [])
@@ -169,6 +173,9 @@ def resume(
 
     `kill -USR1 PID` asks a run that goes on for a checkpoint, and run.max_minutes=N ends one in order.
     """
+    from oncurve.run import RunDirectory
+
+    RunDirectory.check_run(directory)
     from oncurve.run import resume_any
 
     exit_with(resume_any(directory, overrides or [], changed))
@@ -195,6 +202,9 @@ def export(
     push: Annotated[str | None, typer.Option("--push", metavar="REPO")] = None,
 ) -> None:
     """Write the policy of a checkpoint in Hugging Face form, with a model card; the run may be going on."""
+    from oncurve.run import RunDirectory
+
+    RunDirectory.check_run(directory)
     from oncurve.run import check_repository, export_run, push_export
 
     if push is not None:
@@ -261,14 +271,13 @@ def plan_command(
 
     The model is not loaded. Exit code 1: the run does not fit into memory.
     """
-    from oncurve.forecast import forecast_command
-    from oncurve.run import command_config
-
     words = list(overrides or [])
     if recipe is not None and "=" in recipe and not os.path.exists(recipe):  # a setting: there is no recipe
         words, recipe = [recipe, *words], None
     with only_looking():
-        config, base, _ = command_config(recipe, words, data, reward or [], preset or [], "plan")
+        config, base, _ = configured(recipe, words, data, reward, preset, "plan")
+        from oncurve.forecast import forecast_command
+
         config = config.stage if sft else config
         config = config.model_copy(update={"model": config.model.model_copy(update={"trust_remote_code": False})})
         known = (model, parameters, prompt_tokens, (machine, memory), words)

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from oncurve.base.errors import ConfigError, shown, suggest
+from oncurve.base.errors import ConfigError, nearest, shown, suggest
 from oncurve.base.hints import kind_for, word_for
 from oncurve.base.imports import FILE_MODULE, locate, looking, only_looking
 
@@ -83,14 +83,10 @@ def _checked(value: Any, allowed: set[Any]) -> Any:
         return type(value)(_checked(item, allowed) for item in value) if type(value) in (list, tuple) else value
     if allowed & {int, float, bool, str}:
         _refuse_extremes(value)
-    if isinstance(value, bool) and bool not in allowed and allowed & {int, float}:
+    numbers = allowed & {int, float}
+    if isinstance(value, bool) and numbers and bool not in allowed:
         raise ValueError("expected a number, not true or false")
-    if (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and bool in allowed
-        and not allowed & {int, float}
-    ):
+    if isinstance(value, int | float) and not isinstance(value, bool) and bool in allowed and not numbers:
         raise ValueError("expected true or false")
     if isinstance(value, str) and allowed & {int, float, bool} and not allowed & {str, Path, object, Any}:
         return _number_in_disguise(value, allowed)
@@ -253,8 +249,11 @@ def component_class(
     except ConfigError as error:
         raise ConfigError(f"{where}.kind: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Component)):
+        of_functions = [name for name, cls in kinds.items() if callable(found) and "function" in cls.model_fields]
+        meant = f"; write {where}.kind={of_functions[0]} {where}.path={shlex.quote(kind)}" if of_functions else ""
         raise ConfigError(
-            f"{where}.kind: {kind} is not a class derived from oncurve.components.Component; it is {found!r}"
+            f"{where}.kind: {kind} is no class derived from oncurve.components.Component but a "
+            f"{type(found).__name__}{meant}"
         )
     return found
 
@@ -329,9 +328,11 @@ def _complaint(detail: Any, names: list[str], cls: type[BaseModel] | None, place
     given, kind, context = detail.get("input"), detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         keys = _keys_at(cls, names[:-1])
-        listed = ", ".join(keys) or "none"
-        near = _other_tools_word(place, keys) or suggest(names[-1], keys)
-        return "unknown key" + (near or f"; the keys here are: {listed}")
+        near = nearest(names[-1], keys)
+        meant = f"; the keys here are: {', '.join(keys) or 'none'}"
+        if near is not None:
+            meant = f"; did you mean {place.removesuffix(names[-1]) + near!r}?"
+        return f"unknown key{_other_tools_word(place, keys) or meant}"
     if kind == "missing":
         return "missing; it has no default"
     if kind == "literal_error":

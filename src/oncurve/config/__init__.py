@@ -3,7 +3,7 @@
 sections.py   the sections and their defaults     layers.py      presets, recipes and overrides, one over another
 loading.py    files and tables to a `RunConfig`   schema.py      what a key may be, and what to say of one that is not
 rules/        what is impossible, missing, inert; the columns that rewards read; a rule's sentence is in a TOML file
-sentences/    the plan: what a run will do, by a template; its notes, by a TOML file; the objective as an equation
+sentences/    the plan and its notes, by templates; the objective as an equation; what a key means
 arguments.py  arguments of Python functions as keys
 starting.py   shipped recipes as files of one's own        yaml_text.py   YAML, bounded before it is built
 trust.py      what a folder from elsewhere brings
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         MODULE_PATH as MODULE_PATH,
         Layer as Layer,
         find_recipe as find_recipe,
+        names_model as names_model,
         names_recipe as names_recipe,
         read_layers as read_layers,
         read_table as read_table,
@@ -53,17 +54,12 @@ if TYPE_CHECKING:
         inert_rules as inert_rules,
     )
     from oncurve.config.rules.completeness import check_complete as check_complete
-    from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section, fixed as fixed
+    from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section
     from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig
     from oncurve.config.sentences.equation import explain as explain
+    from oncurve.config.sentences.facts import AdapterFacts as AdapterFacts, RunFacts as RunFacts
     from oncurve.config.sentences.keys import explain_key as explain_key
-    from oncurve.config.sentences.notes import (
-        DATA_NOTES as DATA_NOTES,
-        AdapterFacts as AdapterFacts,
-        RunFacts as RunFacts,
-        notes_on as notes_on,
-    )
-    from oncurve.config.sentences.plan import plan as plan
+    from oncurve.config.sentences.plan import plan as plan, sentences_of as sentences_of
     from oncurve.config.starting import write_recipe as write_recipe
     from oncurve.config.trust import (
         MADE_HERE as MADE_HERE,

@@ -125,6 +125,33 @@ def names_recipe(name: str) -> bool:
     return own or name.endswith(SUFFIXES) or os.path.isfile(name) or os.path.isfile(os.path.join(name, "config.toml"))
 
 
+def names_model(target: str) -> bool:
+    """Return whether a word is a model, a folder or an id of the hub, and no recipe.
+
+    Raises ConfigError: it is neither, or a recipe that is not there.
+    """
+    if names_recipe(target):
+        _find(target, working_directory())
+        return False
+    here = usable_path(target, "RECIPE|MODEL")
+    if not target.strip():
+        raise ConfigError("RECIPE|MODEL: the name is empty; name a recipe, a preset or a model")
+    if "/" in target or here.is_dir():
+        return True
+    if os.path.lexists(here):
+        return False  # a pipe or a device: what reads recipes says so
+    entries = sorted(Path().iterdir())
+    files = [entry.name for entry in entries if entry.name.endswith(SUFFIXES)]
+    models = [entry.name for entry in entries if (entry / "config.json").is_file()]
+    presets, recipes = shipped(PRESETS), shipped(RECIPES)
+    near = suggest(target, [*models, *files, *presets, *recipes]) or ";"
+    raise ConfigError(
+        f"there is no recipe, preset or model {shown(target)} here{near} "
+        f"the presets are: {', '.join(presets)}; the recipes of the package are: {', '.join(recipes)}; "
+        "a model of the hub is written OWNER/NAME"
+    )
+
+
 def _find(name: str, folder: Path, where: str = "") -> Path:
     """Return the file that a recipe's or preset's name means."""
     if not name.strip():

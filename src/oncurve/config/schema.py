@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from oncurve.base.errors import ConfigError, noted, refuse, suggest
@@ -40,21 +41,24 @@ class Section:
         return table.get("kind", self.meant(table) or self.default)
 
 
-def fixed(cls: type[Component]) -> Section:
-    """Return a section that is always this component."""
-    return Section({cls.__name__: cls})
-
-
 @dataclass(frozen=True)
 class Schema(Generic[Config]):
     """A kind of recipe: the configuration that it makes, a field a section.
 
-    `rewards` is a list of tables, where the configuration has such a field. `command`: what takes such a recipe.
+    `chosen` are the sections with a choice of kinds; each other one is a component of the field's type. `rewards` is a
+    list of tables, where the configuration has such a field. `command`: what takes such a recipe.
     """
 
     config: type[Config]
-    sections: Mapping[str, Section]
+    chosen: Mapping[str, Section]
     command: str = "train"
+
+    @cached_property
+    def sections(self) -> dict[str, Section]:
+        """All sections but `rewards`."""
+        types: dict[str, Any] = {name: field.annotation for name, field in self.config.model_fields.items()}
+        found = {name: self.chosen.get(name) or Section({cls.__name__: cls}) for name, cls in types.items()}
+        return {name: section for name, section in found.items() if name != "rewards"}
 
     @property
     def names(self) -> list[str]:

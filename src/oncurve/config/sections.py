@@ -1,7 +1,7 @@
 """The whole configuration of a run: one frozen object, a section a field, depth 2.
 
 The class defaults are the vetted setting (the preset `grpo`). Where a section has a choice of components, `kind`
-chooses one; `SECTIONS` is the table of those choices. `oncurve.config.rules` checks what goes with what.
+chooses one; `RUN` has the table of those choices. `oncurve.config.rules` checks what goes with what.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oncurve.advantages import ADVANTAGE_KINDS, DemonstrationAdvantage, GroupAdv
 from oncurve.base.paths import path_component
 from oncurve.cluster import CLUSTER_KINDS, Cluster, check_cluster, cluster_meant
 from oncurve.components import Component, Inert, check_of, kind_of
-from oncurve.config.schema import Schema, Section, fixed
+from oncurve.config.schema import Schema, Section
 from oncurve.config.warm_start import SftSettings
 from oncurve.data import DATA_KINDS, DataSettings, Files, check_data
 from oncurve.environments import ENVIRONMENT_KINDS, EnvironmentSettings, NoEnvironment, environment_meant
@@ -361,33 +361,24 @@ class RunConfig(Component):
         return self.data.prompts_per_step * self.rollout.group_size
 
 
-SECTIONS: dict[str, Section] = {
-    "run": fixed(RunSettings),
-    "model": fixed(ModelConfig),
-    "lora": fixed(LoraSettings),
-    "data": Section(DATA_KINDS, "files", check_data),
-    "rollout": fixed(Sampling),
-    "environment": Section(ENVIRONMENT_KINDS, "none", meant=environment_meant, path_kind="tools"),
-    "engine": Section(ENGINE_KINDS, "local", check_of("engine", ("build", "exact"), ("exact", "records_kept_sets"))),
-    "advantage": Section(ADVANTAGE_KINDS, "grpo", check_advantage),
-    "objective": Section(OBJECTIVE_KINDS, "clipped", check_objective),
-    "kl": fixed(KLPenalty),
-    "reference": fixed(ReferenceSettings),
-    "entropy": fixed(EntropyBonus),
-    "aggregation": Section(AGGREGATION_KINDS, "token-mean", check_aggregation),
-    "filter": fixed(FilterSettings),
-    "correction": Section(CORRECTION_KINDS, "none", check_correction),
-    "learner": Section(LEARNER_KINDS, "local", check_learner_settings),
-    "critic": Section(CRITIC_KINDS, "none", check_critic),
-    "cluster": Section(CLUSTER_KINDS, "none", check_cluster, cluster_meant),
-    "reward_model": Section(REWARD_MODEL_KINDS, "none"),
-    "iterative": fixed(IterativeSettings),
-    "sft": fixed(SftSettings),
-    "checkpoint": fixed(RunCheckpointSettings),
-    "rollouts": fixed(RolloutsSettings),
-    "eval": fixed(EvalSettings),
-    "tracking": fixed(TrackingSettings),
-}
-
-RUN = Schema(RunConfig, SECTIONS)
+RUN = Schema(
+    RunConfig,
+    {
+        "data": Section(DATA_KINDS, "files", check_data),
+        "environment": Section(ENVIRONMENT_KINDS, "none", meant=environment_meant, path_kind="tools"),
+        "engine": Section(
+            ENGINE_KINDS, "local", check_of("engine", ("build", "exact"), ("exact", "records_kept_sets"))
+        ),
+        "advantage": Section(ADVANTAGE_KINDS, "grpo", check_advantage),
+        "objective": Section(OBJECTIVE_KINDS, "clipped", check_objective),
+        "aggregation": Section(AGGREGATION_KINDS, "token-mean", check_aggregation),
+        "correction": Section(CORRECTION_KINDS, "none", check_correction),
+        "learner": Section(LEARNER_KINDS, "local", check_learner_settings),
+        "critic": Section(CRITIC_KINDS, "none", check_critic),
+        "cluster": Section(CLUSTER_KINDS, "none", check_cluster, cluster_meant),
+        "reward_model": Section(REWARD_MODEL_KINDS, "none"),
+    },
+)
 """The recipe of a run."""
+
+SECTIONS = RUN.sections

@@ -1,13 +1,7 @@
 """Prompts: rows from a source, each made into a prompt, in an order that is a function of seed and cursor."""
 
-from oncurve.data.columns import MISSING as MISSING, value_at as value_at
+from oncurve.data.columns import MISSING as MISSING, template_columns as template_columns, value_at as value_at
 from oncurve.data.containers import as_rows as as_rows
-from oncurve.data.curriculum import (
-    Counts as Counts,
-    PassRateOrder as PassRateOrder,
-    counted as counted,
-    shares as shares,
-)
 from oncurve.data.demonstrations import (
     TOOLS as TOOLS,
     DemonstrationRows as DemonstrationRows,
@@ -22,7 +16,13 @@ from oncurve.data.generated import (
     Seeds as Seeds,
     TaskRows as TaskRows,
 )
-from oncurve.data.order import PromptOrder as PromptOrder
+from oncurve.data.order import (
+    Counts as Counts,
+    PassRateOrder as PassRateOrder,
+    PromptOrder as PromptOrder,
+    counted as counted,
+    shares as shares,
+)
 from oncurve.data.prompts import (
     Prompts as Prompts,
     check_row as check_row,
@@ -32,6 +32,7 @@ from oncurve.data.prompts import (
     prompt_columns as prompt_columns,
 )
 from oncurve.data.settings import (
+    HOLD_OUT_SEED as HOLD_OUT_SEED,
     Content as Content,
     DataSettings as DataSettings,
     Rows as Rows,
@@ -44,4 +45,3 @@ from oncurve.data.sources import (
     load_rows as load_rows,
     read_rows as read_rows,
 )
-from oncurve.data.template import template_columns as template_columns

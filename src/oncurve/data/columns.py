@@ -1,12 +1,16 @@
-"""The columns of rows: renamed by `data.columns`, and the answer where other tools keep it.
+"""The columns of rows: renamed by `data.columns`, filled into templates, and the answer where other tools keep it.
 
 Rows of verl keep it in `reward_model`, `{"prompt": [...], "data_source": "openai/gsm8k", "reward_model": {"style":
 "rule", "ground_truth": "72"}, "extra_info": {...}}`, and rows for TRL's rewards in `ground_truth` or `solution`. All of
 them get a column `answer`, by which rewards of oncurve find it, next to the columns that they have.
+
+A template is `"{question}\\nAnswer:"`: a name in braces is a column, `{{` and `}}` are braces, no more. `str.format` is
+not used to fill them in, because it would read attributes and items of the values.
 """
 
 from __future__ import annotations
 
+import string
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,14 +55,37 @@ def renamed(row: Mapping[str, Any], columns: Mapping[str, str], place: str) -> M
     return {**kept, **found}
 
 
-def answer_from(row: Mapping[str, Any]) -> str | None:
-    """Return the column, or part of one, that is the answer of a row without a column `answer`; None: none is known."""
-    if ANSWER in row:
-        return None
-    return next((column for column in ANSWERS if isinstance(value_at(row, column), str | int | float)), None)
-
-
 def with_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the row with a column `answer`, where it holds one under the name of another tool."""
-    column = answer_from(row)
-    return row if column is None else {**row, ANSWER: value_at(row, column)}
+    found = (value for column in ANSWERS if isinstance(value := value_at(row, column), str | int | float))
+    return row if ANSWER in row or (answer := next(found, None)) is None else {**row, ANSWER: answer}
+
+
+def template_columns(template: str) -> tuple[str, ...]:
+    """Return the columns a template names, in order; none of an empty one, after which an environment asks.
+
+    Raises ValueError: no column, a brace alone, `!r` or `:spec`.
+    """
+    columns = tuple(name for _, name in _pieces(template) if name is not None)
+    if not columns and template:
+        raise ValueError("a template must name a column in braces, like '{question}'")
+    return columns
+
+
+def fill(template: str, row: Mapping[str, Any]) -> str:
+    """Return the template with each `{column}` replaced by `str` of the row's value. Raises KeyError on a missing
+    column.
+    """
+    return "".join(literal + ("" if name is None else str(row[name])) for literal, name in _pieces(template))
+
+
+def _pieces(template: str) -> list[tuple[str, str | None]]:
+    fix = "write {column} for a column, and {{ or }} for a brace"
+    try:
+        parsed = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"{error}; {fix}") from None
+    for _, name, spec, conversion in parsed:
+        if name is not None and (not name or spec or conversion):
+            raise ValueError(f"only a column's name may stand in braces; {fix}")
+    return [(literal, name) for literal, name, _, _ in parsed]

@@ -120,14 +120,10 @@ def _rows_of_columns(data: Mapping[Any, Any]) -> Iterable[Mapping[str, Any]]:
 
 def _looks_like_splits(data: Mapping[Any, Any]) -> bool:
     """Return whether a mapping holds splits, each a container of rows, instead of columns."""
-    listed = all(
-        isinstance(part, (list, tuple)) and len(part) and all(isinstance(row, Mapping) for row in part)
-        for part in data.values()
-    )
-    tables = all(
-        _is_a("pandas", "DataFrame", part) or callable(getattr(part, "to_dicts", None)) for part in data.values()
-    )
-    return tables or (listed and set(map(str, data)) <= SPLITS)
+    if all(_is_a("pandas", "DataFrame", part) or hasattr(part, "to_dicts") for part in data.values()):
+        return True
+    listed = all(isinstance(part, (list, tuple)) and part for part in data.values()) and set(map(str, data)) <= SPLITS
+    return listed and all(isinstance(row, Mapping) for part in data.values() for row in part)
 
 
 def _column(name: str, values: Any) -> list[Any]:
@@ -148,13 +144,8 @@ def _rows_of_frame(frame: Any) -> Iterable[Mapping[str, Any]]:
     _check_names(names, "data: the DataFrame")
     if len(set(names)) < len(names):
         raise DataError(f"data: the DataFrame has a column twice: {', '.join(names)}")
-    missing = sys.modules["pandas"].isna
-    scalars = (float, type(sys.modules["pandas"].NA), type(sys.modules["pandas"].NaT))
-
-    def cell(value: Any) -> Any:
-        return None if isinstance(value, scalars) and bool(missing(value)) else value
-
-    return [{name: cell(value) for name, value in row.items()} for row in frame.to_dict("records")]
+    rows: list[Mapping[str, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return rows
 
 
 def _without_format(data: Any) -> Any:

@@ -80,7 +80,8 @@ def _rows(rows: Rows, form: str, settings: DataSettings) -> Rows:
         place = rows.place(number)
         if form != COMPLETION and form not in row:
             raise DataError(f"{place}: column {form!r} is missing, which the first row has; give all rows one form")
-        made = _from_text(row) if form == TEXT else _from_messages(row, place) if form == MESSAGES else row
+        made = {**row, "prompt": row[TEXT], COMPLETION: ""} if form == TEXT else row
+        made = _from_messages(row, place) if form == MESSAGES else made
         completion = _completion(made)
         if completion is MISSING:
             raise DataError(
@@ -94,10 +95,6 @@ def _rows(rows: Rows, form: str, settings: DataSettings) -> Rows:
     return replace(rows, items=items)
 
 
-def _from_text(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row, "prompt": row[TEXT], COMPLETION: ""}
-
-
 def _from_messages(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     messages = row[MESSAGES]
     if not isinstance(messages, list | tuple):
@@ -107,6 +104,18 @@ def _from_messages(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     if not first:
         raise DataError(f"{place}: column 'messages' needs a turn of the assistant after another turn, to be trained")
     return {**row, "prompt": list(messages[:first]), COMPLETION: list(messages[first:])}
+
+
+def _tools(row: Mapping[str, Any], place: str) -> list[Mapping[str, Any]]:
+    """Return the JSON schemas of a row's tools; none where it has no such column."""
+    given = row.get(TOOLS) or []
+    try:
+        tools = (json.loads(given) if isinstance(given, str) else given) or []
+    except ValueError:
+        tools = None
+    if not isinstance(tools, list) or not all(isinstance(each, Mapping) for each in tools):
+        raise DataError(f"{place}: column 'tools': expected a list of JSON schemas, or its text")
+    return tools
 
 
 def _check_completion(completion: Any, place: str) -> None:
@@ -155,17 +164,10 @@ class Demonstrations:
     def _both(self, index: int) -> tuple[Prompt, Completion]:
         rows, prompt = self.prompts.rows, self.prompts[index]
         place, row = rows.place(rows.numbers[index]), rows.items[index]
-        tools = row.get(TOOLS) if prompt.messages else None
+        tools = _tools(row, place) if prompt.messages else []
+        variables = {**self.prompts.settings.chat_template_kwargs, **({TOOLS: tools} if tools else {})}
         try:
-            tools = json.loads(tools) if isinstance(tools, str) and tools else tools
-            if tools and not (isinstance(tools, list) and all(isinstance(each, Mapping) for each in tools)):
-                raise ValueError
-        except ValueError as error:
-            raise DataError(f"{place}: column 'tools': expected a list of JSON schemas, or its text") from error
-        shown = {TOOLS: tools} if tools else {}
-        variables = {**self.prompts.settings.chat_template_kwargs, **shown}
-        try:
-            if shown:
+            if tools:
                 prompt = replace(prompt, ids=render(self.prompts.tokenizer, prompt.messages or (), variables))
             ids, trained = self._tokens(prompt, row[COMPLETION], variables)
         except (ModelError, DataError) as error:

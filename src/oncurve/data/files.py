@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from glob import glob
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,11 +23,10 @@ from oncurve import durable
 from oncurve.base.errors import DataError
 from oncurve.base.paths import is_data_set_id
 from oncurve.components import Impossible, Inert
-from oncurve.data.containers import SPLITS
-from oncurve.data.formats import FORMATS, read_file
-from oncurve.data.hub import read_hub
-from oncurve.data.jsonl import suffix_of
+from oncurve.data.containers import SPLITS, as_rows
+from oncurve.data.formats import FORMATS, plain_cell, read_file, suffix_of
 from oncurve.data.settings import Content, DataSettings, Rows
+from oncurve.models.loading import offline, online, quiet
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -129,11 +129,10 @@ class Files(DataSettings):
         """Return training rows and held-out rows. Raises DataError: there is no path, or what it names cannot be
         read.
         """
-        train = self._sources("data.path", base)
-        rows = _joined(train, self.weights)
+        rows = self._joined("data.path", base, self.weights)
         if self.eval_path is None and self.eval_split is None:
             return rows.hold_out(self.eval_fraction)
-        return rows, _joined(self._sources("data.eval_path", base))
+        return rows, self._joined("data.eval_path", base)
 
     def content(self, base: Path | None) -> Mapping[str, Content]:
         """Return size and hash of every file; of the hub, of the rows. A single file that is missing is left out."""
@@ -148,33 +147,43 @@ class Files(DataSettings):
             return _listed(self.path), self.split or ("train" if self.eval_split and self.eval_path is None else None)
         return _listed(self.eval_path) or _listed(self.path), self.eval_split
 
-    def _sources(self, key: str, base: Path | None) -> list[list[Rows]]:
-        """Return the files of each path, read."""
-        paths, split = self._chosen(key)
-        if not paths:
-            raise DataError("data.path: missing; name a file of rows: JSONL, parquet or CSV")
-        return [self._source(key, path, split, base) for path in paths]
-
-    def _source(self, key: str, path: str, split: str | None, base: Path | None) -> list[Rows]:
-        if not _is_here(path, base) and is_data_set_id(path):
-            return [self._of_hub(key, path, split)]
-        return [read_file(file, key) for file in _files_of(key, path, split, base)]
-
-    def _of_hub(self, key: str, path: str, split: str | None) -> Rows:
+    def _source(self, key: str, path: str, split: str | None, base: Path | None) -> list[Path] | Rows:
+        """Return the files that a path names, or the rows of a data set of the hub."""
+        if _at(path, base).exists() or not is_data_set_id(path):
+            return _files_of(key, path, split, base)
         if split is None and key == "data.eval_path":
             raise DataError(f'data.eval_split: missing; name the split of {path} to evaluate on, like "test"')
         return read_hub(path, self.subset, split or "train", self.revision, key)
+
+    def _joined(self, key: str, base: Path | None, weights: Sequence[float] | None = None) -> Rows:
+        """Return the rows of all files of `key`, numbered through; `weights` has one number for each path."""
+        paths, split = self._chosen(key)
+        if not paths:
+            raise DataError("data.path: missing; name a file of rows: JSONL, parquet or CSV")
+        named = [self._source(key, path, split, base) for path in paths]
+        read = [[s] if isinstance(s, Rows) else [read_file(file, key) for file in s] for s in named]
+        files = [file for source in read for file in source]
+        starts = [0, *accumulate(len(file.items) for file in files)]
+
+        def place(number: int) -> str:
+            at = bisect_right(starts, number) - 1
+            return files[at].place(files[at].numbers[number - starts[at]])
+
+        items = files[0].items if len(files) == 1 else [row for file in files for row in file.items]
+        firsts = [0, *accumulate(sum(len(file.items) for file in source) for source in read)]
+        return Rows(items, range(len(items)), place, mixture=tuple(zip(firsts, weights or (), strict=False)))
 
     def _content(self, key: str, base: Path | None) -> Content:
         paths, split = self._chosen(key)
         parts: dict[str, tuple[int, str]] = {}
         for path in paths:
-            if not _is_here(path, base) and is_data_set_id(path):
-                lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in self._of_hub(key, path, split).items)
+            source = self._source(key, path, split, base)
+            if isinstance(source, Rows):
+                lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in source.items)
                 text = "".join(lines).encode("utf-8", "surrogatepass")
                 parts[f"{path} {split or 'train'}"] = (len(text), hashlib.sha256(text).hexdigest())
                 continue
-            for file in _files_of(key, path, split, base):
+            for file in source:
                 if not file.is_file() and len(paths) > 1:
                     read_file(file, key)  # says what is wrong
                 if file.is_file():
@@ -186,10 +195,6 @@ class Files(DataSettings):
 
 def _listed(paths: str | Sequence[str] | None) -> tuple[str, ...]:
     return () if paths is None else (paths,) if isinstance(paths, str) else tuple(paths)
-
-
-def _is_here(path: str, base: Path | None) -> bool:
-    return _at(path, base).exists()
 
 
 def _at(path: str, base: Path | None) -> Path:
@@ -237,18 +242,76 @@ def _is_of(split: str, file: Path, folder: Path) -> bool:
     return split in folders or any(name.startswith(split + mark) for mark in ".-_")
 
 
-def _joined(sources: Sequence[Sequence[Rows]], weights: Sequence[float] | None = None) -> Rows:
-    """Return the rows of all files, numbered through; `weights` has one number for each source."""
-    files = [file for source in sources for file in source]
-    starts = [0, *accumulate(len(file.items) for file in files)]
+@lru_cache(maxsize=4)  # a run reads training rows, held-out rows and their hash
+def read_hub(name: str, subset: str | None, split: str, revision: str | None, key: str) -> Rows:
+    """Return the rows of a split. `key` is the setting with the id.
 
-    def place(number: int) -> str:
-        at = bisect_right(starts, number) - 1
-        return files[at].place(files[at].numbers[number - starts[at]])
+    Raises DataError: the hub cannot be reached and the data set was not downloaded before; there is no such data set,
+    subset, split or revision; it may not be read; a column that holds bytes.
+    """
+    local = not online()
+    with _quietly(), quiet(), offline(local):
+        import datasets
 
-    items = files[0].items if len(files) == 1 else [row for file in files for row in file.items]
-    rows = Rows(items, range(len(items)), place)
-    if weights is None:
-        return rows
-    firsts = [0, *accumulate(sum(len(file.items) for file in source) for source in sources)]
-    return replace(rows, mixture=tuple(zip(firsts, weights, strict=False)))
+        try:
+            commit = _commit(name, revision, local)
+            found = datasets.load_dataset(name, subset, split=split, revision=commit)
+        except Exception as error:  # the client raises errors of every kind
+            raise DataError(_explained(error, name, key, local)) from error
+    if commit is not None and not any(commit in Path(file["filename"]).parts for file in found.cache_files):
+        raise DataError(  # the client takes what it has, whatever its revision, where the hub does not answer
+            f"data.revision: the copy of {name} on this machine is not {revision}, or nothing says so, and the hub "
+            "cannot be reached; leave data.revision out, or connect"
+        )
+    rows = [{column: plain_cell(value, column, name) for column, value in row.items()} for row in as_rows(found)]
+    if not rows:
+        raise DataError(f"{key}: the split {split} of {name} has no rows")
+    return Rows(rows, range(1, len(rows) + 1), lambda number: f"{name} {split} row {number}")
+
+
+def _commit(name: str, revision: str | None, local: bool) -> str | None:
+    """Return the commit that a revision means; None: the newest. Without the hub only a commit itself can be told."""
+    from huggingface_hub import HfApi
+
+    return revision if revision is None or local else HfApi().dataset_info(name, revision=revision, timeout=30).sha
+
+
+def _explained(error: Exception, name: str, key: str, local: bool) -> str:
+    """Return what went wrong and what to do, in one line."""
+    said = " ".join(str(error).split())
+    fix = next((advice for mark, advice in ADVICE.items() if mark in said.lower()), None)
+    if fix is None and local:
+        return (
+            f"{key}: there is no file or folder {name}; as a data set of the hub it was not downloaded before, and the "
+            "hub cannot be reached (no connection, or HF_HUB_OFFLINE is set): connect once, or write the rows to a "
+            "file and name that"
+        )
+    fix = fix or "check the id; of a private or gated one, log in with `hf auth login`"
+    return f"{key}: the data set {name} cannot be loaded: {said[:400].rstrip('.')}; {fix}"
+
+
+ADVICE = {
+    "config name is missing": "name the subset: data.subset=NAME",
+    "builderconfig": "name another subset: data.subset=NAME",
+    "for config": "name another subset: data.subset=NAME",
+    "unknown split": "name another split: data.split=NAME",
+    "revision": "name another branch, tag or commit: data.revision=NAME",
+}
+"""What to do, by a part of the client's message."""
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Return a context without the progress bars and remarks of datasets; what is off already stays off."""
+    from datasets.utils import disable_progress_bars, enable_progress_bars, is_progress_bar_enabled, logging
+
+    shown: Any = is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    disable_progress_bars()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            enable_progress_bars()

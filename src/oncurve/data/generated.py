@@ -42,13 +42,13 @@ class GeneratedRows(DataSettings):
         """Rows of their own."""
         return self.eval_size > 0
 
-    def rows(self, split: str, count: int, start: int = 0) -> Sequence[Mapping[str, Any]]:
-        """Return `count` rows of a split ("train" or "test"), from number `start` on."""
-        raise TypeError(f"{type(self).__name__} must define rows()")
+    def row(self, split: str, number: int) -> Mapping[str, Any]:
+        """Return row `number`, from 0, of a split ("train" or "test")."""
+        raise TypeError(f"{type(self).__name__} must define row()")
 
     def column_names(self) -> frozenset[str] | None:
         """Return the columns of the rows."""
-        return frozenset(self.rows("train", 1)[0])
+        return frozenset(self.row("train", 0))
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """Return both splits, each row made when it is asked for."""
@@ -71,10 +71,10 @@ class TaskRows(GeneratedRows):
             raise ValueError(f"unknown task; the built-in tasks are: {', '.join(TASKS)}")
         return task
 
-    def rows(self, split: str, count: int, start: int = 0) -> Sequence[Mapping[str, Any]]:
-        """Return problems of the task."""
-        found: Sequence[Mapping[str, Any]] = TASKS[self.task](seed=self.seed).rows(split, count, start)
-        return found
+    def row(self, split: str, number: int) -> Mapping[str, Any]:
+        """Return a problem of the task."""
+        (found,) = TASKS[self.task](seed=self.seed).rows(split, 1, start=number)
+        return dict(found)
 
 
 class Seeds(GeneratedRows):
@@ -83,10 +83,9 @@ class Seeds(GeneratedRows):
     prompt: str = ""
     """What stands before the text of the game."""
 
-    def rows(self, split: str, count: int, start: int = 0) -> Sequence[Mapping[str, Any]]:
-        """Return rows with the seeds from `seed` on."""
-        first = start + (self.seed if split == "train" else HELD_OUT_SEED)
-        return [{"prompt": self.prompt, "seed": first + number} for number in range(count)]
+    def row(self, split: str, number: int) -> Mapping[str, Any]:
+        """Return a row with its seed, from `seed` on."""
+        return {"prompt": self.prompt, "seed": number + (self.seed if split == "train" else HELD_OUT_SEED)}
 
 
 class ReasoningGymRows(GeneratedRows):
@@ -113,21 +112,13 @@ class ReasoningGymRows(GeneratedRows):
         """Return the columns of the rows."""
         return frozenset(("prompt", "question", "answer", "dataset", "index"))
 
-    def rows(self, split: str, count: int, start: int = 0) -> Sequence[Mapping[str, Any]]:
-        """Return entries. Raises DataError: there is no such data set, or it has other settings."""
+    def row(self, split: str, number: int) -> Mapping[str, Any]:
+        """Return an entry. Raises DataError: there is no such data set, or it has other settings."""
         size, seed = (self.size, self.seed) if split == "train" else (self.eval_size, HELD_OUT_SEED)
         about = {"name": self.name, "size": size, "seed": seed, **self.config}
-        dataset = reasoning_dataset(about)
-        return [
-            {
-                "prompt": entry["question"],
-                "question": entry["question"],
-                "answer": str(entry["answer"]),
-                "dataset": about,
-                "index": index,
-            }
-            for index, entry in ((index, dataset[index]) for index in range(start, start + count))
-        ]
+        entry = reasoning_dataset(about)[number]
+        asked, answer = entry["question"], str(entry["answer"])
+        return {"prompt": asked, "question": asked, "answer": answer, "dataset": about, "index": number}
 
 
 @dataclass(frozen=True)
@@ -146,4 +137,4 @@ class _Generated(Sequence[Mapping[str, Any]]):
             return [self[i] for i in range(*index.indices(self.size))]
         if not 0 <= index < self.size:
             raise IndexError(index)
-        return self.source.rows(self.split, 1, start=index)[0]
+        return self.source.row(self.split, index)

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from oncurve.base.errors import DataError, ModelError, suggest
+from oncurve.data.columns import fill, template_columns
 from oncurve.data.containers import DEEPEST
 from oncurve.data.settings import DataSettings, Rows
-from oncurve.data.template import fill, template_columns
 from oncurve.models.loading import check_variables, has_template, render
 from oncurve.types import Prompt
 
@@ -221,24 +221,18 @@ def open_prompts(
     if vocabulary is not None and settings.template is None and not rows.generated:
         for row, number in zip(rows.items, rows.numbers, strict=True):
             check_vocabulary(row[settings.prompt_column], vocabulary, f"{rows.place(number)}: the prompt")
-    if len(rows):
-        prompts[0]  # a tokenizer that cannot make the prompts fails now
     room = math.inf if fits is None else fits
     longest = min(room, math.inf if settings.max_prompt_tokens is None else settings.max_prompt_tokens)
-    some = range(min(len(rows), GENERATED_SAMPLE) if rows.generated else 0)
-    if len(some) and all(len(prompts[index].ids) <= longest for index in some):
+    lengths = [len(prompts[index].ids) for index in _checked(rows)]
+    first = next((index for index, length in enumerate(lengths) if length > longest), None)
+    if first is None:
         return prompts
-    if rows.generated and longest == math.inf:
-        return prompts
-    refuse = settings.overlong == "error"
-    lengths = [len(prompts[index].ids) for index in (some if refuse and some else range(len(rows)))]
-    short = [index for index, length in enumerate(lengths) if length <= longest]
-    if len(short) == len(lengths):
-        return prompts
-    if refuse:
-        first = next(index for index, length in enumerate(lengths) if length > longest)
+    if settings.overlong == "error":
         place = rows.place(rows.numbers[first])
         raise DataError(f"{place}: the prompt has {lengths[first]} tokens; {_too_long(lengths, longest, room)}")
+    if rows.generated:
+        lengths = [len(prompts[index].ids) for index in range(len(rows))]
+    short = [index for index, length in enumerate(lengths) if length <= longest]
     if settings.overlong == "truncate_left" and longest >= 1:
         return replace(prompts, longest=int(longest), truncated=len(lengths) - len(short))
     if not short:
@@ -246,10 +240,15 @@ def open_prompts(
     return Prompts(rows.select(short), settings, tokenizer, len(rows) - len(short), teacher)
 
 
+def _checked(rows: Rows) -> range:
+    """Return the indices of the rows whose prompts are made before a run: all, or some of generated ones."""
+    return range(min(len(rows), GENERATED_SAMPLE) if rows.generated else len(rows))
+
+
 def _check_teacher(prompts: Prompts, template: str, fits: int | None) -> None:
     """Raises DataError, with its place, at the first row of which a teacher's prompt cannot be made, or is too long."""
     rows, wanted = prompts.rows, template_columns(template)
-    for index in range(min(len(rows), GENERATED_SAMPLE) if rows.generated else len(rows)):
+    for index in _checked(rows):
         row, place = rows.items[index], rows.place(rows.numbers[index])
         empty = next((column for column in wanted if row.get(column) is None), None)
         if empty is not None:

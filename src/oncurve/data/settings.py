@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, field_validator
 
 from oncurve.base.errors import suggest
 from oncurve.components import Component, unflagged
-from oncurve.data.template import template_columns
+from oncurve.data.columns import template_columns
 from oncurve.models.loading import RENDERING
 from oncurve.randomness import permutation
 
@@ -155,10 +155,11 @@ class DataSettings(Component):
 
     def _without(self, key: str, wanted: Sequence[str]) -> str | None:
         known = self.column_names()
-        if known is not None:
-            known = known - set(self.columns.values()) | set(self.columns)
-        lost = [column for column in wanted if column not in known] if known is not None else []
-        if known is None or not lost:
+        if known is None:
+            return None
+        known = known - set(self.columns.values()) | set(self.columns)
+        lost = [column for column in wanted if column not in known]
+        if not lost:
             return None
         near = suggest(lost[0], known) or ";"
         return f"{key}: there is no column {lost[0]!r}{near} the columns are: {', '.join(sorted(known))}"

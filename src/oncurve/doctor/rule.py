@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from oncurve.doctor.case import Case
@@ -52,6 +52,7 @@ class Rule:
     evidence    the evidence of it in a case, as a clause with numbers; None: the rule does not hold
     reason      why it is an illness, in whole sentences
     changes     what to change, settings by their key, in the order in which to try it
+    settled     values that cannot be improved on: a change that names such a setting is left out where it has its value
     families    of the rules that share a family, only the first that holds is reported: the others follow from it
     at_once     it needs no more than one step: no chance is in its evidence
     """
@@ -63,6 +64,7 @@ class Rule:
     changes: Sequence[str]
     families: Sequence[str] = ()
     at_once: bool = False
+    settled: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, case: Case) -> Finding | None:
         """Return what this rule finds; None: it does not hold, or the metrics that it reads are missing."""
@@ -70,4 +72,6 @@ class Rule:
         evidence = self.evidence(case)
         if evidence is None:
             return None
-        return Finding(self.name, self.level, evidence, self.reason, self.changes, tuple(dict.fromkeys(case.read)))
+        settled = [key for key, value in self.settled.items() if case.setting(key) == value]
+        changes = [change for change in self.changes if not any(key in change for key in settled)]
+        return Finding(self.name, self.level, evidence, self.reason, changes, tuple(dict.fromkeys(case.read)))

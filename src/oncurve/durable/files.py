@@ -32,12 +32,7 @@ class StorageError(UserError):
 
     def renamed(self, was: str, now: str) -> Self:
         """Return the same error with another name for a path in it: users read the one that they gave."""
-        return type(self)(*(part.replace(was, now) for part in self.parts))
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Return what it is made of."""
-        return self.args
+        return type(self)(*(part.replace(was, now) for part in self.args))
 
 
 class DiskError(StorageError):
@@ -48,16 +43,11 @@ class DiskError(StorageError):
     """
 
     def __init__(self, reason: str, advice: str) -> None:
-        super().__init__(f"{reason}; {advice} and resume. What was written before is intact.")
+        super().__init__(reason, advice)
         self.reason, self.advice = reason, advice
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Return what it is made of."""
-        return self.reason, self.advice
-
-    def __reduce__(self) -> tuple[type[DiskError], tuple[str, ...]]:
-        return type(self), self.parts
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.advice} and resume. What was written before is intact."
 
 
 def to_json(value: Any) -> bytes:

@@ -47,7 +47,7 @@ class RefusedError(Exception):
 
 
 @dataclass
-class Call:
+class ChatCall:
     """A call that was made. Its `messages` have plain texts, and arguments of tools as objects.
 
     ignored   arguments of the call that have no effect.
@@ -77,11 +77,11 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class Line(Closing):
+class EpisodeLine(Closing):
     """The side of the run of one episode: its `key` at a server, and what happens to it in the order in which it
     happens.
 
-    events   (the process of the program, a `Call`, a reward that was posted, or None: it begins); None: it has ended
+    events   (the process of the program, a `ChatCall`, a reward that was posted, None: it begins); None: it has ended
     refused  why calls of it could not be read, or answered
     """
 
@@ -95,7 +95,7 @@ class Line(Closing):
         self.server.lines.pop(self.key, None)
         while not self.events.empty():
             _, said = self.events.get() or (None, None)
-            if isinstance(said, Call):
+            if isinstance(said, ChatCall):
                 said.refuse(OVER)
 
 
@@ -103,7 +103,7 @@ def _error(sentence: str, code: str) -> dict[str, Any]:
     return {"error": {"message": sentence, "type": "invalid_request_error", "param": None, "code": code}}
 
 
-def read_call(body: Any) -> Call:
+def read_call(body: Any) -> ChatCall:
     """Return what a call asks. Raises RefusedError."""
     try:
         messages, tools = tuple(map(_message, body["messages"])), tuple(body.get("tools") or ())
@@ -124,7 +124,7 @@ def read_call(body: Any) -> Call:
         raise RefusedError(f"the call cannot be read: {why}", "invalid_request") from wrong
     given = {name: body[name] for name in _SET_BY_THE_RUN if body.get(name) is not None}
     ignored = {name: value for name, value in given.items() if name == "temperature" or value not in _USUAL}
-    return Call(messages, tools, most, stop, ignored)
+    return ChatCall(messages, tools, most, stop, ignored)
 
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class EndpointServer(Closing):
     """The server, in a thread of this process."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, EpisodeLine] = {}
         posts = {"/v1/chat/completions": self._chat, "/v1/reward": self._told, "/v1/begun": self._begun}
         routes = [Route(path, answer, methods=["POST"]) for path, answer in posts.items()]
         listening = socket.create_server(("127.0.0.1", 0))
@@ -193,9 +193,9 @@ class EndpointServer(Closing):
         self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
         self._thread.start()
 
-    def open(self) -> Line:
+    def open(self) -> EpisodeLine:
         """Return a line with a new key."""
-        line = Line(self)
+        line = EpisodeLine(self)
         self.lines[line.key] = line
         return line
 
@@ -204,7 +204,7 @@ class EndpointServer(Closing):
         self._server.should_exit = True
         self._thread.join(5.0)
 
-    async def _asked(self, request: Request) -> tuple[Line, str, Any]:
+    async def _asked(self, request: Request) -> tuple[EpisodeLine, str, Any]:
         """Return the line and the process that a request's key names, and its JSON. Raises RefusedError."""
         key, _, process = request.headers.get("authorization", "").removeprefix("Bearer ").strip().partition(".")
         if key not in self.lines:

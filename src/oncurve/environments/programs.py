@@ -23,7 +23,7 @@ from queue import Empty
 from typing import Any
 
 from oncurve.base.errors import ModelError
-from oncurve.environments.endpoint import OVER, Call, EndpointServer, Line, RefusedError, answered
+from oncurve.environments.endpoint import OVER, ChatCall, EndpointServer, EpisodeLine, RefusedError, answered
 from oncurve.environments.host import Pending, asked
 from oncurve.environments.settings import Endpoint
 from oncurve.environments.turns import LONGEST_TOKEN, Row, TurnsEngine
@@ -51,21 +51,21 @@ class _Program:
 
     blank: Row
     index: int
-    line: Line
+    line: EpisodeLine
     slot: int | None = None
     pending: Pending | None = None
     since: float = 0.0
     process: str = ""
-    made: list[Call] = field(default_factory=list)
-    unclaimed: list[Call] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    made: list[ChatCall] = field(default_factory=list)
+    unclaimed: list[ChatCall] = field(default_factory=list)
+    calls: list[ChatCall] = field(default_factory=list)
     refused: Ending | None = None
     last: Row | None = None
     refusals: int = 0
     posted: float | None = None
 
     @property
-    def waits(self) -> list[Call]:
+    def waits(self) -> list[ChatCall]:
         """Return the calls without an answer."""
         return [made for made in self.made if made.answer is None]
 
@@ -163,7 +163,7 @@ class Programs(TurnsEngine):
         program.process = process
         if said is None:
             program.since = time.monotonic()
-        elif isinstance(said, Call):
+        elif isinstance(said, ChatCall):
             program.calls.append(said)
         else:
             program.posted = said
@@ -179,7 +179,7 @@ class Programs(TurnsEngine):
             except (ModelError, RefusedError) as why:
                 self._refuse(program, call, *why.args)
 
-    def _take_call(self, program: _Program, call: Call) -> None:
+    def _take_call(self, program: _Program, call: ChatCall) -> None:
         """Find the row that a call goes on with, or the answer that it got. Raises RefusedError, ModelError."""
         known = next((made for made in program.unclaimed if made == call), None)
         if call.again and known is None:  # a client repeats a call that it has given up
@@ -203,7 +203,7 @@ class Programs(TurnsEngine):
             program.refused = None
             self._warn(call)
 
-    def _continued(self, program: _Program, asked: Call) -> Row | None:
+    def _continued(self, program: _Program, asked: ChatCall) -> Row | None:
         """Return the longest row that a call goes on with, after what it adds."""
         found, before = None, 0
         for row in self._rows_of(program):
@@ -216,7 +216,7 @@ class Programs(TurnsEngine):
         ending = self._context(found, [dict(each) for each in asked.messages[before:]], found.ended)
         return found if ending is None else None  # it has no room, or the template does not go on
 
-    def _new(self, program: _Program, call: Call) -> Row:
+    def _new(self, program: _Program, call: ChatCall) -> Row:
         """Begin a row with the messages of a call. Raises RefusedError, ModelError."""
         prompt, most, ids = program.blank.prompt, self._endpoint.max_prompt_tokens, tuple[int, ...]()
         if sum(len(message["content"]) for message in call.messages) <= most * LONGEST_TOKEN:
@@ -231,7 +231,7 @@ class Programs(TurnsEngine):
         self._rows[program.index].append(row)
         return row
 
-    def _refuse(self, program: _Program, call: Call, sentence: str, code: str = "invalid_request") -> None:
+    def _refuse(self, program: _Program, call: ChatCall, sentence: str, code: str = "invalid_request") -> None:
         call.refuse(f"the call is refused: {sentence}", code)
         program.line.refused.append(sentence)
         program.refused, program.since = _ENDINGS.get(code) or program.refused, time.monotonic()
@@ -239,7 +239,7 @@ class Programs(TurnsEngine):
         if program.refusals > self._endpoint.max_turns:
             self._fail(program, f"calls: it goes on to call after {program.refusals} refusals")
 
-    def _warn(self, asked: Call) -> None:
+    def _warn(self, asked: ChatCall) -> None:
         """Say once per argument that the run's own value is used."""
         for name, value in asked.ignored.items():
             if name not in self._warned and (name, value) != ("temperature", self._sampling.temperature):
@@ -255,7 +255,7 @@ class Programs(TurnsEngine):
         made.answer = answered(written["content"], written.get("tool_calls"), completion.ended, before, count)
         self._send(program, made)
 
-    def _send(self, program: _Program, made: Call) -> None:
+    def _send(self, program: _Program, made: ChatCall) -> None:
         """Answer those that wait for a call, if the answer is there."""
         if made.answer is not None:
             made.settle(200, made.answer)

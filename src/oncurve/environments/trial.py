@@ -35,7 +35,7 @@ def rehearsed(host: Host, row: Mapping[str, Any], prompt: Any, check: Callable[[
 
 def _called(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, str]]:
     """Run a program whose calls get made-up answers. What it does after the first of them is no mistake of it."""
-    from oncurve.environments.endpoint import Call, EndpointServer, answered  # here: its packages are an extra
+    from oncurve.environments.endpoint import ChatCall, EndpointServer, answered  # here: its packages are an extra
 
     host.ready()
     said, reply = list[tuple[str, str]](), Reply(None, "timeout", "it made no call")
@@ -44,9 +44,9 @@ def _called(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, 
         item = {"address": server.address, "key": line.key, "row": dict(row), "prompt": prompt, "seed": 0}
         with closing(host.begin(0, item, line.events)) as pending:
             while (event := line.events.get(timeout=host.settings.timeout_seconds)) is not None:
-                if isinstance(call := event[1], Call) and said:
+                if isinstance(call := event[1], ChatCall) and said:
                     call.refuse("an episode before a run has one call", "max_turns")
-                elif isinstance(call, Call):
+                elif isinstance(call, ChatCall):
                     said += [*((each["role"], each["content"]) for each in call.messages), ("assistant", MADE_UP)]
                     call.settle(200, answered(MADE_UP, (), "eos", 1, 1))
             reply = pending.replies()[0]

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from oncurve.evaluate.estimators import maj_at_k, pass_at_k, powers_of_two
-from oncurve.evaluate.intervals import Interval, bootstrap, share, wilson
+from oncurve.evaluate.estimators import Interval, bootstrap, maj_at_k, pass_at_k, powers_of_two, share, wilson
 from oncurve.rewards import Scorer, final_answer
 from oncurve.rollout import RolloutEngine, Sampling, sample
 from oncurve.types import Group, Prompt, Score
@@ -59,16 +58,10 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON; an interval is `[value, low, high]`. Without the groups."""
+        counts = ("prompts", "held_out", "completions", "verifier", "unverified", "invalid")
         names = ("greedy_accuracy", "greedy_reward", "mean_reward")
         return {
-            "prompts": self.prompts,
-            "held_out": self.held_out,
-            "completions": self.completions,
-            "verifier": self.verifier,
-            "unverified": self.unverified,
-            "invalid": self.invalid,
-            "mean_length": self.mean_length,
-            "truncated_fraction": self.truncated_fraction,
+            **{name: getattr(self, name) for name in (*counts, "mean_length", "truncated_fraction")},
             **{name: found.to_list() for name in names if (found := getattr(self, name)) is not None},
             "pass_at_k": {str(k): interval.to_list() for k, interval in self.pass_at_k.items()},
             "maj_at_k": {str(k): interval.to_list() for k, interval in self.maj_at_k.items()},
@@ -97,18 +90,15 @@ class Evaluation:
 
     def _rows(self) -> list[tuple[str, Interval]]:
         """Return the label and interval of each line; one line where mean reward, pass@1 and maj@1 are one quantity."""
-        rows = [("greedy accuracy", self.greedy_accuracy), ("mean reward", self.mean_reward or self.greedy_reward)]
-        rows += [(f"pass@{k}", interval) for k, interval in self.pass_at_k.items()]
-        rows += [(f"maj@{k}", interval) for k, interval in self.maj_at_k.items()]
+        rows = {"greedy accuracy": self.greedy_accuracy, "mean reward": self.mean_reward or self.greedy_reward}
+        rows |= {f"pass@{k}": interval for k, interval in self.pass_at_k.items()}
+        rows |= {f"maj@{k}": interval for k, interval in self.maj_at_k.items()}
         ones = {"mean reward", *(("greedy accuracy",) if self.mean_reward is None else ("pass@1", "maj@1"))}
-        found: list[tuple[list[str], Interval]] = []
-        for label, interval in rows:
-            same = (names for names, known in found if known == interval and ones.issuperset([label, *names]))
-            if interval is not None and (names := next(same, None)) is not None:
-                names.append(label)
-            elif interval is not None:
-                found.append(([label], interval))
-        return [(" = ".join(names), interval) for names, interval in found]
+        named: dict[tuple[Interval, str], list[str]] = {}
+        for label, interval in rows.items():
+            if interval is not None:
+                named.setdefault((interval, "" if label in ones else label), []).append(label)
+        return [(" = ".join(labels), interval) for (interval, _), labels in named.items()]
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(self.text())
@@ -208,8 +198,8 @@ def _scored(engine: RolloutEngine, scorer: Scorer, prompts: Sequence[Prompt], sa
 
 def _one_per_sample(group: Group) -> Group:
     """Return the group with the first completion of each episode."""
-    pairs = [(group.completions[number], group.scores[number]) for number in group.firsts()]
-    return replace(group, completions=tuple(c for c, _ in pairs), scores=tuple(s for _, s in pairs))
+    completions, scores = zip(*((group.completions[n], group.scores[n]) for n in group.firsts()), strict=True)
+    return replace(group, completions=completions, scores=scores)
 
 
 def _verdicts(group: Group, correct: Correct) -> tuple[list[bool], list[str | None]]:

@@ -7,10 +7,11 @@ the smallest of all limits.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from oncurve.base.errors import ConfigError, shown, suggest
 
@@ -33,28 +34,10 @@ class Machine:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
 
 
-MACHINES: dict[str, Machine] = {
-    "h200": Machine("h200", 139 * GIB, 790e12, 4.3e12, "measured"),
-    "h100": Machine("h100", 79 * GIB, 989e12, 3.35e12),
-    "h800": Machine("h800", 79 * GIB, 989e12, 3.35e12),
-    "b200": Machine("b200", 178 * GIB, 2250e12, 8.0e12),
-    "h20": Machine("h20", 95 * GIB, 148e12, 4.0e12),
-    "a100-80": Machine("a100-80", 79 * GIB, 312e12, 2.04e12),
-    "a100-40": Machine("a100-40", 39 * GIB, 312e12, 1.56e12),
-    "v100-32": Machine("v100-32", 31.7 * GIB, 125e12, 0.9e12, dtype="float32"),
-    "v100-16": Machine("v100-16", 15.7 * GIB, 125e12, 0.9e12, dtype="float32"),
-    "l40s": Machine("l40s", 44 * GIB, 362e12, 0.864e12),
-    "l4": Machine("l4", 22 * GIB, 121e12, 0.3e12),
-    "a10g": Machine("a10g", 22 * GIB, 70e12, 0.6e12),
-    "t4": Machine("t4", 14.5 * GIB, 65e12, 0.32e12, dtype="float32"),
-    "rtx5090": Machine("rtx5090", 31.3 * GIB, 209.5e12, 1.792e12),
-    "rtx4090": Machine("rtx4090", 23.6 * GIB, 165e12, 1.01e12),
-    "rtx3090": Machine("rtx3090", 23.6 * GIB, 71e12, 0.936e12),
-}
-"""Cards by name. Those that are not measured have the rates that their makers advertise, as far as we remember them; no
-card reaches these, so such limits are lower than by measurement."""
+TABLES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+"""Machines and models by name."""
 
-ALIASES = {"a100": "a100-80", "v100": "v100-16", "5090": "rtx5090", "4090": "rtx4090", "3090": "rtx3090"}
+MACHINES = {name: Machine(name, **row | {"memory": row["memory"] * GIB}) for name, row in TABLES["machines"].items()}
 
 _QUANTITY = re.compile(r"(\d[\d_,]*(?:\.\d+)?(?:e\+?\d+)?)\s*([kmbgt]?)(i?)b?(?:/s)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
@@ -75,7 +58,7 @@ def parse_quantity(text: str, option: str, like: str) -> float:
 
 def machine(name: str, memory: str | None) -> Machine:
     """Return a machine by name, with `memory` in place of its own. Raises ConfigError: an unknown name, no amount."""
-    full = ALIASES.get(name.lower(), name.lower())
+    full = TABLES["aliases"].get(name.lower(), name.lower())
     if full not in MACHINES:
         raise ConfigError(
             f"--machine {shown(name)}: unknown{suggest(name, MACHINES) or '; there are: ' + ', '.join(MACHINES)}"

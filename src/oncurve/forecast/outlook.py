@@ -9,23 +9,10 @@ from typing import Any
 from oncurve.forecast.machines import AvailableMemory, Machine
 from oncurve.forecast.memory import Memory, Variant
 from oncurve.forecast.shapes import USUAL_RANK
+from oncurve.report import rendered
 
 NEUTRAL = ("learner.tokens_per_micro_batch", "rollout.max_concurrent", "learner.gradient_checkpointing")
 """Settings that change memory and time, and no result."""
-
-PART_NAMES = {
-    "process": "process, before the model",
-    "parameters": "parameters and masters",
-    "optimizer": "optimizer's moments",
-    "gradients": "gradients",
-    "reference": "reference",
-    "critic": "critic",
-    "reward_models": "reward models",
-    "teacher": "teacher",
-    "keys_and_values": "keys and values",
-    "activations": "activations",
-    "head_and_workspace": "head and workspace",
-}
 
 
 @dataclass(frozen=True)
@@ -108,65 +95,7 @@ class Forecast:
 
     def text(self) -> str:
         """Return all of it as text."""
-        notes = ["", *(f"note: {note}" for note in self.notes)] if self.notes else []
-        return "\n".join([self.title, "", *self._memory_lines(), "", *self._time_lines(), *notes, "", *self._verdict()])
-
-    def _memory_lines(self) -> list[str]:
-        per, shape, adapter = self.variant.footprint, self.variant.shape, self.variant.shape.adapter
-        each = "a parameter of the adapter" if adapter else "a parameter"
-        trained = f"{per.weight + per.master} bytes"
-        frozen = f"{per.weight} bytes, frozen" + (", the layers' in 4 bits" if self.variant.quantized else "")
-        without = "none: the model with its adapter off" if self.seconds.get("reference") else "none: no KL term"
-        says = {
-            "parameters": f"{shape.parameters:,} × " + (f"{frozen}; {adapter:,} × {trained}" if adapter else trained),
-            "optimizer": f"{per.moments} bytes {each}",
-            "gradients": f"{per.gradient} bytes {each}",
-            "reference": f"{per.reference} bytes {each}" if per.reference else without,
-            "critic": f"{per.critic} bytes {each}",
-            "keys_and_values": "while sampling, at full length",
-            "activations": f"{self.variant.work.largest_micro[0]:,.0f} tokens a pass, while training",
-            "head_and_workspace": "while training",
-        }
-        body = [
-            f"  {PART_NAMES[name]:<26} {size(value):>10}   {says.get(name, '')}".rstrip()
-            for name, value in self.memory.parts.items()
-            if value or name not in ("process", "critic", "reward_models", "teacher")
-        ]
-        peak = f"  {'predicted peak':<26} {size(self.memory.peak):>10}   in {self.memory.when}"
-        if self.together is None:
-            return ["Memory", *body, peak]
-        elsewhere = "the run's own process; those of [cluster] are elsewhere"
-        which = f"this one and {self.processes - 1} of [cluster]" if self.processes > 1 else elsewhere
-        return ["Memory", *body, peak, f"  {'all processes here':<26} {size(self.needed):>10}   {which}"]
-
-    def _time_lines(self) -> list[str]:
-        source = f"{self.machine.flops / 1e9:,.0f} GFLOP/s, {self.machine.bandwidth / 1e9:,.0f} GB/s"
-        head = f"A step on {self.machine.name} ({source}, {self.machine.source})"
-        kind = "as measured on parts of it" if self.measured else "LIMITS by formula, which nothing reaches"
-        lines = [f"{head}: {kind}"]
-        for name, seconds in self.seconds.items():
-            if name == "decode":
-                steps = (
-                    f"{self.variant.work.completion_tokens:,} tokens, {duration(self.seconds['decode_step'])} a step"
-                )
-                lines.append(f"  {name:<12} {duration(seconds):>10}   {steps}")
-            elif name not in ("decode_step", "step") and (seconds or name not in ("reference", "old")):
-                lines.append(f"  {name:<12} {duration(seconds):>10}")
-        return [*lines, f"  {'step':<12} {duration(self.seconds['step']):>10}   and what the rewards take"]
-
-    def _verdict(self) -> list[str]:
-        budget = f"{size(self.budget.available)} ({self.budget.limit})"
-        if self.fits:
-            return [f"It fits: {size(self.needed)} of {budget}."]
-        lines = [f"It does not fit: {size(self.needed)} of {budget}.", "What makes it smaller:"]
-        if not self.suggestions:
-            return [lines[0], "No setting makes it small enough: take a smaller model, or more memory."]
-        for each in self.suggestions:
-            fits = ", which fits" if each.peak <= self.budget.available else ""
-            lines.append(f"  {each.settings:<60} {size(each.peak):>10}{fits}")
-        if min(each.peak for each in self.suggestions) > self.budget.available:
-            lines.append("All of them together do not make it fit: take a smaller model, or more memory.")
-        return lines
+        return rendered("forecast.j2", p=self, size=size, duration=duration).rstrip()
 
 
 def changes(variant: Variant) -> list[tuple[str, Variant]]:

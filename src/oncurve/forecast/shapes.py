@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oncurve.base.errors import ConfigError
+from oncurve.forecast.machines import TABLES
 
 LEAST_PARAMETERS, MOST_PARAMETERS = 1e6, 1e13
 
@@ -162,17 +163,7 @@ class StepWork:
         return completion + max(1.0, self.micro_groups) * self.mean_prompt, completion
 
 
-MODELS: dict[str, ModelShape] = {
-    "qwen2.5-0.5b": ModelShape(24, 896, 14, 2, 64, 4864, 151936, True, positions=32768),
-    "qwen2.5-1.5b": ModelShape(28, 1536, 12, 2, 128, 8960, 151936, True, positions=32768),
-    "qwen2.5-3b": ModelShape(36, 2048, 16, 2, 128, 11008, 151936, True, positions=32768),
-    "qwen2.5-7b": ModelShape(28, 3584, 28, 4, 128, 18944, 152064, False, positions=32768),
-    "qwen2.5-14b": ModelShape(48, 5120, 40, 8, 128, 13824, 152064, False, positions=32768),
-    "qwen2.5-32b": ModelShape(64, 5120, 40, 8, 128, 27648, 152064, False, positions=32768),
-    "qwen2.5-72b": ModelShape(80, 8192, 64, 8, 128, 29568, 152064, False, positions=32768),
-    "llama-3.2-1b": ModelShape(16, 2048, 32, 8, 64, 8192, 128256, True, positions=131072),
-    "llama-3.1-8b": ModelShape(32, 4096, 32, 8, 128, 14336, 128256, False, positions=131072),
-}
+MODELS = {name: ModelShape(**shape) for name, shape in TABLES["models"].items()}
 """Shapes by name, from the models' published configurations."""
 
 

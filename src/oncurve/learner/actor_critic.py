@@ -27,7 +27,7 @@ class _Pair:
     def __init__(self, actor: LocalLearner, optimizer: MasterAdamW, reader: ValueReader, warmup: int) -> None:
         self.actor = actor
         self._critic_optimizer, self._reader, self._warmup = optimizer, reader, warmup
-        actor.begin_after(warmup)
+        actor.pace.total = max(0, actor.pace.total - warmup)  # the policy is not trained in the first updates
 
     @property
     def version(self) -> int:
@@ -87,7 +87,7 @@ class ActorCritic(_Pair):
         before, result = self.critic.optimizer.steps, self.critic.update(minibatch)
         if result.skipped or self.critic.optimizer.steps <= self._warmup:
             if self.critic.optimizer.steps == before:
-                self.actor.pass_over()
+                self.actor.pace.attempts += 1  # its schedule goes on
             return result
         moved = self.actor.update(minibatch)
         result.metrics.merge(moved.metrics)
@@ -116,13 +116,13 @@ class SharedActorCritic(_Pair):
         accumulated = self.actor.accumulate(minibatch)
         warming = self.optimizer.steps < self._warmup
         result = self.actor.forget(accumulated) if warming else self.actor.apply(accumulated)
+        stepped = False
         if result.skipped:
             self.optimizer.zero_grad()
-            if warming:
-                self.actor.pass_over()
-            return result
-        norm = self.optimizer.gradient_norm()
-        if not self.optimizer.step(self._rate, norm, self._max_norm) and warming:
-            self.actor.pass_over()
-        result.metrics.add("critic/grad_norm", norm)
+        else:
+            norm = self.optimizer.gradient_norm()
+            stepped = self.optimizer.step(self._rate, norm, self._max_norm)
+            result.metrics.add("critic/grad_norm", norm)
+        if warming and not stepped:
+            self.actor.pace.attempts += 1  # its schedule goes on
         return result

@@ -1,17 +1,91 @@
-"""`[learner]`: where and how the policy is trained."""
+"""The components of `[learner]` and `[critic]`: where and how the policy is trained, and its value function.
+
+`V_t = V(q, o_<t)` is read off the hidden state that predicts token t: the last prompt token's for t = 1.
+
+values.py         reading values off hidden states
+value_network.py  the critic with a network of its own
+actor_critic.py   policy and critic as one learner
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Protocol
+
+from pydantic import Field
 
 from oncurve.base.errors import ConfigError
-from oncurve.components import lacking
-from oncurve.learner.critic import Critic, NoCritic
+from oncurve.components import Component, check_of, lacking
+from oncurve.learner.actor_critic import ActorCritic, SharedActorCritic
 from oncurve.learner.policy import LocalLearner
 from oncurve.learner.protocol import Learner
 from oncurve.learner.settings import UNBUILT, LearnerSettings
-from oncurve.losses import Objective, Regularizer
+from oncurve.learner.value_network import OwnCritic
+from oncurve.losses import Objective, Regularizer, ValueLoss
 from oncurve.models import CausalModel
+
+
+class Critic(Protocol):
+    """The component of `[critic]`: it adds a critic to a policy's learner, or none."""
+
+    def build(self, actor: LocalLearner) -> LocalLearner | ActorCritic | SharedActorCritic:
+        """Return the learner of both."""
+
+
+class CriticConfig(Component):
+    """A critic with a backbone of its own (`kind = "own"`): the initial policy, and a value head."""
+
+    learning_rate: float = Field(default=1e-5, ge=0)
+    """Learning rate of its AdamW (of the value head's where the backbone is shared); its other settings are those of
+    `[learner]`."""
+
+    warmup_steps: int = Field(default=0, ge=0, le=10**9)
+    """Updates that train the critic alone, before the policy is trained."""
+
+    clip: float = Field(default=0.2, ge=0)
+    """How far a value may move from the old one in one step; 0: no clipping."""
+
+    def build(self, actor: LocalLearner) -> ActorCritic | SharedActorCritic:
+        """Return `actor` with a critic. Raises ModelError where its model cannot be copied."""
+        return ActorCritic(actor, OwnCritic(actor, self.learning_rate, ValueLoss(self.clip or None)), self.warmup_steps)
+
+
+class SharedCriticConfig(CriticConfig):
+    """A value head on the policy's own backbone (`kind = "shared"`): no second model."""
+
+    coef: float = Field(default=0.1, ge=0)
+    """Weight of the value loss in the policy's loss, by which the backbone learns values too."""
+
+    def build(self, actor: LocalLearner) -> SharedActorCritic:
+        """Return `actor` with a value head."""
+        return SharedActorCritic(actor, self.learning_rate, self.warmup_steps, ValueLoss(self.clip or None, self.coef))
+
+
+class NoCritic(Component):
+    """No critic (`kind = "none"`): advantages are relative to the group."""
+
+    gives_values: ClassVar[bool] = False
+
+    def build(self, actor: LocalLearner) -> LocalLearner:
+        """Return `actor` alone."""
+        return actor
+
+
+CRITIC_KINDS: dict[str, type[Component]] = {"none": NoCritic, "own": CriticConfig, "shared": SharedCriticConfig}
+
+
+def gives_values(critic: Critic) -> bool:
+    """Return whether it gives values and learns from returns. Left out by a component: True."""
+    return bool(getattr(critic, "gives_values", True))
+
+
+def warmup_of(critic: Critic) -> int:
+    """Return the number of updates at the beginning of a run in which the critic alone is trained. Left out by a
+    component: 0.
+    """
+    return int(getattr(critic, "warmup_steps", 0))
+
+
+check_critic = check_of("critic", ("build",), ("gives_values",))
 
 
 class LearnerConfig(LearnerSettings):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,12 +22,11 @@ from oncurve.learner.gradient_rows import (
     zero_advantage_is_enough,
 )
 from oncurve.learner.optimizer.sparse import sparse_embeddings
-from oncurve.learner.optimizer.update import MasterAdamW, scheduled_rate
+from oncurve.learner.optimizer.update import MasterAdamW, Pace
 from oncurve.learner.protocol import UpdateResult
-from oncurve.learner.reference import Reference
+from oncurve.learner.reference import Reference, Teacher
 from oncurve.learner.scoring import OBSERVED, scored_stats
 from oncurve.learner.settings import LearnerSettings
-from oncurve.learner.teacher import Teacher
 from oncurve.learner.values import ValueReader
 from oncurve.losses import Objective, Regularizer, ValueLoss, objective_loss
 from oncurve.metrics import Metrics
@@ -93,11 +91,10 @@ class LocalLearner:
         self._teacher = None if teacher is None else Teacher(teacher, model, dtype)
         self._temperature = temperature
         self.tokenizer = tokenizer
-        self._total_updates = total_updates
+        self.pace = Pace(config.learning_rate, config.schedule, total_updates, config.warmup)
         self._needs = objective.needs | regularizer.needs
         _check_reference(objective, self._needs, self.reference)
         self._by_advantage = zero_advantage_is_enough(objective, regularizer)
-        self._attempts = 0
         self._values: ValueReader | None = None
         self.budget = Budget(config.tokens_per_micro_batch, model.free_decoding)
 
@@ -127,14 +124,6 @@ class LocalLearner:
         self._values, self.regularizer = reader, replace(self.regularizer, value=loss)
         self._by_advantage = False  # a value may be wrong where the advantage is 0
 
-    def begin_after(self, updates: int) -> None:
-        """Leave the first `updates` of the run out of the schedule: the policy is not trained in them."""
-        self._total_updates = max(0, self._total_updates - updates)
-
-    def pass_over(self) -> None:
-        """Count an update that leaves this policy as it is: its schedule goes on."""
-        self._attempts += 1
-
     def accumulate(self, minibatch: TrainBatch) -> Accumulated:
         """Return the gradient of Σ weight_it · loss_it over the batch, left in the parameters' `.grad`; nothing is
         stepped.
@@ -162,15 +151,15 @@ class LocalLearner:
         the parameters' `.grad`.
         """
         if rows is None:
-            return self._accumulate(None, self.budget.tokens)
+            return self._accumulate(())
         halved = self.budget.halved
-        accumulated = self.budget.fit(lambda tokens: self._accumulate(rows, tokens), rows)
+        accumulated = self.budget.fit(lambda tokens: self._accumulate(micro_batches(rows, tokens)), rows)
         if self.budget.halved > halved:
             accumulated.metrics.add("optim/out_of_memory", float(self.budget.halved - halved))
         return accumulated
 
-    def _accumulate(self, rows: TrainBatch | None, tokens: int) -> Accumulated:
-        """Return the gradient, loss and statistics of the rows with a gradient, in micro-batches of `tokens`."""
+    def _accumulate(self, micros: Iterable[TrainBatch]) -> Accumulated:
+        """Return the gradient, loss and statistics of micro-batches."""
         device = module_device(self.model.module)
         metrics = Metrics()
         loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -178,7 +167,7 @@ class LocalLearner:
         if self._values is not None:
             self._values.head.zero_grad()  # of an attempt that ran out of memory
         with sparse_embeddings(self.model.module) as settle:
-            for micro in micro_batches(rows, tokens) if rows is not None else ():
+            for micro in micros:
                 loss += self._backward(micro, metrics)
                 settle()
         return Accumulated(loss, metrics)
@@ -206,8 +195,8 @@ class LocalLearner:
     def forget(self, accumulated: Accumulated) -> UpdateResult:
         """Drop the model's gradient; "skipped" where it, or the loss, is not finite."""
         norm, loss = self.optimizer.gradient_norm(), float(accumulated.loss)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            return self._skip(loss, norm)
+        if reason := self.optimizer.refusal(loss, norm):
+            return UpdateResult.skip(reason)
         self.optimizer.zero_grad()
         accumulated.metrics.add("policy/loss", loss)
         return UpdateResult(accumulated.metrics)
@@ -220,17 +209,10 @@ class LocalLearner:
         been computed: the moments move the weights. With `skip_empty_updates`, or where loss or gradient is not finite,
         only the schedule's position changes. In the latter case the only metric is the skipped update.
         """
-        rate = scheduled_rate(
-            self.config.learning_rate,
-            self._attempts,
-            self._total_updates,
-            self.config.warmup(self._total_updates),
-            self.config.schedule,
-        )
         norm, loss = self.optimizer.gradient_norm(), float(accumulated.loss)
-        self._attempts += 1
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            return self._skip(loss, norm)
+        rate = self.pace.next()
+        if reason := self.optimizer.refusal(loss, norm):
+            return UpdateResult.skip(reason)
         stepped = self.optimizer.step(rate, norm, self.config.max_grad_norm)
         metrics = accumulated.metrics
         metrics.add("policy/loss", loss)
@@ -241,15 +223,6 @@ class LocalLearner:
         if self.reference is not None and self.regularizer.kl.where == "loss":
             metrics.add("policy/kl_coef", self.regularizer.kl.coef)
         return UpdateResult(metrics)
-
-    def _skip(self, loss: float, norm: float) -> UpdateResult:
-        """Drop the gradient; the result names the first parameter whose gradient is not finite."""
-        broken = [name for name, gradient in self.optimizer.gradients().items() if not bool(gradient.isfinite().all())]
-        self.optimizer.zero_grad()
-        where = f", first in {broken[0]} ({len(broken)} of {len(self.optimizer.trained)} parameters)" if broken else ""
-        metrics = Metrics()
-        metrics.add("optim/updates_skipped", 1.0)
-        return UpdateResult(metrics, skipped=True, reason=f"loss {loss:.4g}, gradient norm {float(norm):.4g}{where}")
 
     def scores(self, want: frozenset[str]) -> bool:
         """Return whether `score` computes anything for `want`."""
@@ -288,7 +261,7 @@ class LocalLearner:
 
     def save(self, folder: Path) -> Mapping[str, Any]:
         """Write masters and moments to `learner.safetensors`, frozen weights and the reference once; the record."""
-        record = {"attempts": self._attempts, "tokens_per_micro_batch": self.budget.tokens}
+        record = {"attempts": self.pace.attempts, "tokens_per_micro_batch": self.budget.tokens}
         reference = {} if self.reference is None else {"reference": self.reference.save(folder)}
         return self.optimizer.save(folder, "learner") | record | reference
 
@@ -302,29 +275,8 @@ class LocalLearner:
         if self.reference is not None and "reference" in meta:
             self.reference.load(folder, meta["reference"])
         self.optimizer.load(folder, "learner", meta)
-        self._attempts = int(meta["attempts"])
+        self.pace.attempts = int(meta["attempts"])
         self.budget.lower_to(int(meta["tokens_per_micro_batch"]))
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return all that the next update needs, for a learner of the same settings in another process: record and
-        tensors.
-
-        The tensors are views: valid until the next update. An adapter's base model is not among them.
-        """
-        record = {"attempts": self._attempts, "steps": self.optimizer.steps, "tokens": self.budget.tokens}
-        parts = {"optimizer": self.optimizer.state(), "frozen": self.optimizer.frozen_here}
-        if self.reference is not None:
-            record["reference"] = self.reference.version
-            parts["reference"] = self.reference.state()
-        return record, {f"{part}.{name}": tensor for part, found in parts.items() for name, tensor in found.items()}
-
-    def take_over(self, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Become as the learner whose `state` this is, bit for bit. Raises CheckpointError: it has another model."""
-        if self.reference is not None and "reference" in record:
-            self.reference.take_over(record["reference"], _under("reference.", tensors))
-        self.optimizer.load_state(_under("optimizer.", tensors), record["steps"], _under("frozen.", tensors))
-        self._attempts = record["attempts"]
-        self.budget.lower_to(record["tokens"])
 
     def close(self) -> None:
         """Nothing to release."""
@@ -334,17 +286,12 @@ class LocalLearner:
         """Return how often anything that `save` writes has begun to change: attempts, steps, and moves of the
         reference.
         """
-        return self._attempts + self.optimizer.steps + (0 if self.reference is None else self.reference.version)
+        return self.pace.attempts + self.optimizer.steps + (0 if self.reference is None else self.reference.version)
 
     def move_reference(self, alpha: float) -> None:
         """π_ref ← α π_θ + (1 - α) π_ref; nothing happens where there is no reference."""
         if self.reference is not None:
             self.reference.move(self.model, self.optimizer.masters, alpha)
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _check(config: LearnerSettings, model: CausalModel, temperature: float, total_updates: int) -> None:

@@ -20,6 +20,13 @@ class UpdateResult:
     skipped: bool = False
     reason: str = ""
 
+    @classmethod
+    def skip(cls, reason: str) -> UpdateResult:
+        """Return the result of an update that is skipped for a reason: its only metric counts it."""
+        metrics = Metrics()
+        metrics.add("optim/updates_skipped", 1.0)
+        return cls(metrics, skipped=True, reason=reason)
+
 
 class Learner(Protocol):
     """Owns the policy's weights and whatever is trained with them. The trainer sees a learner through these alone.

@@ -1,6 +1,7 @@
-"""The reference: the policy as it was given, frozen. The KL term measures how far the trained policy is from it.
+"""Frozen models next to the policy: the reference of the KL term, and the teacher of a distillation.
 
-It may follow the policy, as a copy every so many steps or as a moving average; `move` alone changes it.
+The KL term measures how far the trained policy is from its reference, the policy as it was given. It may follow the
+policy, as a copy every so many steps or as a moving average; `move` alone changes it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from oncurve.base.errors import CheckpointError, ModelError
 from oncurve.batching import micro_batches
 from oncurve.components import Component
+from oncurve.learner.budget import Budget
 from oncurve.learner.optimizer.masters import HALF
 from oncurve.learner.scoring import scored_stats
 from oncurve.learner.stored_once import StoredOnce
@@ -73,18 +75,14 @@ class Reference:
         policy now.
 
         That is a copy, or the policy's own network where an adapter is all that is trained (`AdapterReference`).
+        Raises ModelError: the model cannot be copied.
         """
         if given is not None and is_apart(given, policy):
             return cls(given, dtype)
         if policy.adapter is not None:
             return AdapterReference(policy, policy.adapter)
-        return cls.copy_of(policy if given is None else given)
-
-    @classmethod
-    def copy_of(cls, policy: CausalModel) -> Reference:
-        """Return a frozen copy of `policy` as it is now. Raises ModelError if the model cannot be copied."""
         try:
-            twin = copy.deepcopy(policy)
+            twin = copy.deepcopy(policy if given is None else given)
         except Exception as error:
             raise ModelError(
                 f"{type(policy.module).__name__} cannot be copied for the KL reference ({error}); "
@@ -244,9 +242,7 @@ def check_can_follow(policy: CausalModel, reference: CausalModel, dtype: torch.d
 
     `dtype` is what the floating parameters of both become; None: they keep their dtypes, which must be equal.
     """
-    theirs, mine = policy.module, reference.module
-    reason = _unlike(theirs, mine, dtype)
-    if reason is not None:
+    if reason := _unlike(policy.module, reference.module, dtype):
         raise ModelError(
             f"the reference cannot follow the policy: {reason}; set reference.every = 0 to keep it as it was given, "
             "or give no reference, and it begins as a copy of the policy"
@@ -275,3 +271,29 @@ def _unlike(policy: nn.Module, reference: nn.Module, dtype: torch.dtype | None) 
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one, other.to(one.device))
+
+
+class Teacher:
+    """Scores batches with a frozen `model`, or with the policy's own weights as they are in each step.
+
+    It is in no checkpoint: a frozen teacher is loaded again, the policy's weights are the policy's.
+    """
+
+    def __init__(self, model: CausalModel, policy: CausalModel, dtype: torch.dtype | None = None) -> None:
+        """Freeze `model`, whose floating parameters become `dtype`, unless it is the `policy` itself."""
+        self.model = model if model is policy else Reference(model, dtype).model
+
+    def score(self, batch: TrainBatch, temperature: float, budget: Budget) -> TrainBatch:
+        """Return `batch` with `teacher_logprobs (B, T)`: after `teacher_prompts` where it has them, else after its
+        prompts.
+
+        The logits are divided by `temperature`, as the policy's and the reference's are.
+        """
+        read = as_read(batch)
+        found = budget.fit(lambda tokens: scored_stats(self.model, read, temperature, tokens), read)
+        return batch.having(teacher_logprobs=found.logprobs)
+
+
+def as_read(batch: TrainBatch) -> TrainBatch:
+    """Return the batch with the prompts that a teacher reads."""
+    return batch if batch.teacher_prompts is None else batch.having(prompts=batch.teacher_prompts)

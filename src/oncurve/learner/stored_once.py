@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
@@ -53,17 +54,15 @@ class KnownByHash:
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
-        self._digest: str | None = None
 
+    @cached_property
     def digest(self) -> str:
         """Their sha256 in hex."""
-        if self._digest is None:
-            self._digest = durable.digest(self._tensors)
-        return self._digest
+        return durable.digest(self._tensors)
 
     def check(self, stored: str) -> None:
         """Raises CheckpointError unless `stored` is their hash."""
-        if stored != self.digest():
+        if stored != self.digest:
             raise CheckpointError(
                 "the frozen weights, such as an adapter's base model, have changed since the checkpoint; put the "
                 "former ones back where model.path names them"

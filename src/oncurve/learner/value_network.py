@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 from torch import nn
@@ -60,11 +59,8 @@ class OwnCritic:
             raise ValueError("an update needs token_weights: batch.with_weights(…) first")
         loss, metrics = self.budget.fit(lambda tokens: self._accumulate(minibatch, tokens), minibatch)
         norm = self.optimizer.gradient_norm()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            self.optimizer.zero_grad()
-            skipped = Metrics()
-            skipped.add("optim/updates_skipped", 1.0)
-            return UpdateResult(skipped, skipped=True, reason=f"critic: loss {loss:.4g}, gradient norm {norm:.4g}")
+        if reason := self.optimizer.refusal(loss, norm):
+            return UpdateResult.skip(f"critic: {reason}")
         self.optimizer.step(self._rate, norm, self._max_norm)
         metrics.add("critic/grad_norm", norm)
         return UpdateResult(metrics)

@@ -58,12 +58,20 @@ class Cispo(Component):
     clip_low: float = Field(default=0.2, ge=0)
     """ε_low: the weight is at least 1 - ε_low; from 1 on it has no lower bound, as in the paper."""
 
-    clip_high: float = Field(default=0.2, ge=0)
-    """ε_high: the weight is at most 1 + ε_high. TRL's `epsilon_high` is that bound itself: its 5.0 is 4.0 here, and
-    its default of 0.2 would shrink every gradient to a fifth."""
+    clip_high: float = Field(default=0.2, gt=-1)
+    """ε_high: the weight is at most 1 + ε_high, whatever `clip_low` says. TRL's `epsilon_high` is that bound itself:
+    its 5.0 is 4.0 here, and its default of 0.2 is -0.8, which shrinks every gradient to a fifth."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
     """No token statistics but the log-probs."""
+
+    @property
+    def note(self) -> str | None:
+        """Return what the plan says of a bound that shrinks the gradient of every token."""
+        if self.clip_high >= 0:
+            return None
+        bound = 1 + self.clip_high
+        return f"weights every token by {bound:g} at most: that shrinks all gradients; the value of ScaleRL is 5"
 
     def describe(self) -> Equation:
         """Return the log-probability of a token, weighted by its advantage and its clipped ratio."""

@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.models.adapters import Adapter as Adapter, LoraSettings as LoraSettings
+    from oncurve.models.adapters.adapter import Adapter as Adapter
+    from oncurve.models.adapters.settings import LoraSettings as LoraSettings
     from oncurve.models.causal import (
         CausalModel as CausalModel,
         DecodeRequest as DecodeRequest,
         EndedRows as EndedRows,
         Head as Head,
-        TokenLoop as TokenLoop,
         module_device as module_device,
     )
     from oncurve.models.generic import GenericModel as GenericModel
-    from oncurve.models.head import token_stats as token_stats
-    from oncurve.models.loading import (
-        LoadedModel as LoadedModel,
+    from oncurve.models.head.stats import token_stats as token_stats
+    from oncurve.models.loading.chat_templates import render as render
+    from oncurve.models.loading.policy_weights import (
         LocalWeights as LocalWeights,
-        ModelConfig as ModelConfig,
         Weights as Weights,
-        adapted as adapted,
         changing_tensors as changing_tensors,
-        eos_ids_of as eos_ids_of,
-        has_template as has_template,
         held as held,
-        render as render,
-        save as save,
+    )
+    from oncurve.models.loading.saving import save as save
+    from oncurve.models.loading.weights import (
+        LoadedModel as LoadedModel,
+        ModelConfig as ModelConfig,
+        adapted as adapted,
     )
     from oncurve.models.network import TransformersModel as TransformersModel
     from oncurve.models.probe import wrap as wrap

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import torch
 
-from oncurve.models.attention import FlashContext, PackedContext
-from oncurve.models.decode import GraphBuffers, capture_on
+from oncurve.models.attention.flash import FlashContext
+from oncurve.models.attention.packed_rows import PackedContext
+from oncurve.models.decode.cuda_graphs import capture_on
+from oncurve.models.decode.graph_buffers import GraphBuffers
 
 
 def packed_context(device: torch.device) -> type[PackedContext]:

@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from oncurve.models.adapters import Adapter
+from oncurve.models.adapters.adapter import Adapter
 from oncurve.types import Ending
 
 Head = Callable[[Tensor], Tensor]
@@ -82,8 +82,11 @@ class CausalModel(Protocol):
     def head(self) -> Head:
         """Return a function from stored hidden states to logits, without a gradient, for a frozen reference."""
 
-    def token_loop(self) -> TokenLoop:
-        """Return a loop that decodes with the model's weights as they are at each call."""
+    def token_loop(self, truncated: bool = False) -> TokenLoop:
+        """Return a loop that decodes with the model's weights as they are at each call.
+
+        truncated   the sampler gives kept sets, which the rows have
+        """
 
     def free_decoding(self) -> bool:
         """Free the memory that decoding keeps from rollout to rollout; return whether there was any."""
@@ -120,7 +123,7 @@ def longest_of(prompts: Sequence[Tensor], group_ids: Tensor, lengths: Tensor) ->
 Draw = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """`(logits (n, V), uniforms (n,)) -> (ids (n,), log-probabilities (n,))`, without reading a number on the host.
 
-Where `DecodeRequest.truncated`, `(..., sizes (n,), ids (m,))` of the kept sets follow, as in `Completion`.
+Of truncated sampling `(..., sizes (n,), ids (m,))` of the kept sets follow, as in `Completion`.
 
 Steps that are captured for one draw are used again for another that equals it.
 """
@@ -145,16 +148,18 @@ OnEnded = Callable[[int, list[EndedRows]], None]
 class StopStrings(Protocol):
     """Finds stop strings in the rows of one request."""
 
-    def finished(self, rows: Tensor, ids: Tensor, written: Callable[[int, int], list[int]]) -> dict[int, str]:
-        """Return rows whose newest token completed a stop string, each with the text before the string.
+    def candidates(self, ids: Tensor) -> Tensor:
+        """Return `(n,)` bool: the tokens `ids (n,)` that may complete a stop string; of the others none does.
 
-        rows     (k,) int64, the numbers of rows that still grow; on the CPU
-        ids      (k,) int64, their newest tokens; on the CPU
-        written  (index into `rows`, start) -> the row's tokens from `start` to the newest
+        They are on the CPU, and n > 0.
         """
 
-    def candidates(self, ids: Tensor) -> Tensor:
-        """Return `(n,)` bool: the tokens `ids (n,)` that may complete a stop string; of the others none does."""
+    def finished(self, row: int, written: Callable[[int], list[int]]) -> str | None:
+        """Return the text before the stop string that a row's newest token completed; None: it completed none.
+
+        row      the row's number
+        written  start -> its tokens from `start` to the newest, which is one of the `candidates`
+        """
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,6 @@ class DecodeRequest:
     draw             the sampler
     stop             finds stop strings; None: there are none
     max_concurrent   at most so many rows are decoded at a time; None: all
-    truncated        `draw` gives kept sets, which the rows have
     """
 
     prompts: Sequence[Tensor]
@@ -180,7 +184,6 @@ class DecodeRequest:
     draw: Draw
     stop: StopStrings | None = None
     max_concurrent: int | None = None
-    truncated: bool = False
 
     @property
     def copies(self) -> int:

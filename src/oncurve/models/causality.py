@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from oncurve.base.errors import ModelError
 from oncurve.models.causal import module_device
 from oncurve.models.generic import plain_logits
-from oncurve.models.layers import positions_of
+from oncurve.models.layers.lengths import positions_of
 
 SMALL = 30_000_000
 """Up to this many parameters a float32 copy of the module is checked too."""

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
-from oncurve.models.adapters import Adapter
+from oncurve.models.adapters.adapter import Adapter
 from oncurve.models.causal import Head, TokenLoop, check_decoder, check_rows, longest_of, module_device
-from oncurve.models.decode import HostLoop
-from oncurve.models.layers import check_longest, longest_row_of
+from oncurve.models.decode.host_loop import HostLoop
+from oncurve.models.layers.lengths import check_longest, longest_row_of
 from oncurve.ops import at_least_float32
 
 
@@ -104,7 +104,7 @@ class GenericModel:
         """Return `logits`, which needs no weights."""
         return self.logits
 
-    def token_loop(self) -> TokenLoop:
+    def token_loop(self, truncated: bool = False) -> TokenLoop:
         """Return the loop on the host, which runs whole rows at every step."""
         return HostLoop(self.decoder, module_device(self.module))
 

@@ -13,28 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oncurve.models.adapters import Adapter
-from oncurve.models.attention import AttentionContext, register, switched
+from oncurve.models.adapters.adapter import Adapter
+from oncurve.models.attention.hook import AttentionContext, register, switched
 from oncurve.models.backend import graph_buffers, packed_context
 from oncurve.models.causal import Decoder, Head, TokenLoop, check_rows, longest_of, module_device
-from oncurve.models.decode import CachedDecoder, GraphBuffers, GraphLoop, HostLoop
-from oncurve.models.head import matrix_of
-from oncurve.models.layers import (
-    Block,
-    Joined,
-    PrepackedWeights,
-    Shared,
-    StraightBody,
-    blocks_of,
-    check_longest,
-    hooked,
-    is_straight,
-    join,
-    keeps_a_wide_residual,
-    longest_row_of,
-    narrow_positions,
-    prepack,
-)
+from oncurve.models.decode.cached_decoder import CachedDecoder
+from oncurve.models.decode.graph_buffers import GraphBuffers
+from oncurve.models.decode.graph_loop import GraphLoop
+from oncurve.models.decode.host_loop import HostLoop
+from oncurve.models.head.linear_logprobs import matrix_of
+from oncurve.models.layers.blocks import Block, Shared, blocks_of
+from oncurve.models.layers.joined_weights import Joined, join
+from oncurve.models.layers.lengths import check_longest, longest_row_of
+from oncurve.models.layers.prepacked_weights import PrepackedWeights, prepack
+from oncurve.models.layers.rms_norm import keeps_a_wide_residual, narrow_positions
+from oncurve.models.layers.straight import StraightBody, hooked, is_straight
 from oncurve.ops import at_least_float32
 
 
@@ -140,17 +133,19 @@ class TransformersModel:
         """Return this module's own head, without a gradient."""
         return torch.no_grad()(self.logits)
 
-    def token_loop(self) -> TokenLoop:
-        """In CUDA graphs on CUDA, whose buffers are kept from rollout to rollout; elsewhere with a cached decoder."""
+    def token_loop(self, truncated: bool = False) -> TokenLoop:
+        """In CUDA graphs on CUDA, whose buffers are kept from rollout to rollout; elsewhere with a cached decoder.
+
+        Kept sets have no fixed size, as a graph's tensors do: with them there are no graphs.
+        """
         device = module_device(self.module)
-        host = HostLoop(self.decoder, device)
         if self._buffers is None:
             self._buffers = graph_buffers(device)
-        if self._buffers is None:
-            return host
+        if self._buffers is None or truncated:
+            return HostLoop(self.decoder, device)
         self._joined = join(self._products(), self._joined)
         run = partial(self._run, prepacked=self._joined)
-        return GraphLoop(self._buffers, run, self.module, self.raw_logits, host)
+        return GraphLoop(self._buffers, run, self.module, self.raw_logits)
 
     def free_decoding(self) -> bool:
         """Free cache and graphs, which the next rollout makes again; return whether there were any."""

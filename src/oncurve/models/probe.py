@@ -21,12 +21,17 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
-from oncurve.models.adapters import Adapter, refuse_adapter
+from oncurve.models.adapters.adapter import Adapter
+from oncurve.models.adapters.inject import refuse_adapter
 from oncurve.models.causal import CausalModel, module_device
 from oncurve.models.causality import SMALL, check_causal
-from oncurve.models.decode import forced_logits
+from oncurve.models.decode.teacher_forcing import forced_logits
 from oncurve.models.generic import GenericModel, plain_logits
-from oncurve.models.layers import aligned, hold_rotations, positions_of, replace_blocks, replace_norms
+from oncurve.models.layers.alignment import aligned
+from oncurve.models.layers.blocks import replace_blocks
+from oncurve.models.layers.lengths import positions_of
+from oncurve.models.layers.rms_norm import replace_norms
+from oncurve.models.layers.rotation import hold_rotations
 from oncurve.models.network import TransformersModel
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}

@@ -12,9 +12,9 @@ LONGEST_MESSAGE = 4000
 LONGEST_LINE = 400
 
 
-def how_it_ended(code: int) -> str:
-    """Say how a process with this exit code has ended."""
-    return f"it ended with exit code {code}" if code >= 0 else f"it was killed by signal {_name(-code)}"
+def how_it_ended(code: int, what: str = "it") -> str:
+    """Say how `what`, a process with this exit code, has ended."""
+    return f"{what} ended with exit code {code}" if code >= 0 else f"{what} was killed by signal {_name(-code)}"
 
 
 def _name(number: int) -> str:

@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from oncurve.base.closing import reap
-from oncurve.processes.spawn import END, WATCHED, adopt_orphans, end_with, exit_as, start, start_python, supervise
+from oncurve.processes.causes import how_it_ended
+from oncurve.processes.spawn import END, WATCHED, adopt_orphans, end_with, exit_as, start_python, supervise
 
 _END_SECONDS = 5.0
 _LONGEST_WORDS = 300
@@ -81,10 +82,9 @@ class Minder:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return ""
-        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
         self._log.seek(0)
         words = first_cause(self._log.read().decode(errors="replace"))
-        return f"the vLLM server ended ({how}){': ' * bool(words)}{words[:_LONGEST_WORDS]}"
+        return f"{how_it_ended(code, 'the vLLM server')}{': ' * bool(words)}{words[:_LONGEST_WORDS]}"
 
     def close(self) -> None:
         """End the server and remove the folder. Twice is allowed."""
@@ -122,7 +122,7 @@ def mind(path: str, worker: str) -> NoReturn:
 
     try:
         if order := sys.stdin.readline():
-            server = start(json.loads(order), stdin=subprocess.DEVNULL, preexec_fn=prepare)
+            server = subprocess.Popen(json.loads(order), stdin=subprocess.DEVNULL, preexec_fn=prepare)
             status = supervise(server.pid)
     finally:
         shutil.rmtree(path, ignore_errors=True)

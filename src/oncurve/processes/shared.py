@@ -14,6 +14,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Any
 
 Pieces = list[memoryview]
@@ -30,8 +31,10 @@ class SharedBytes:
         weakref.finalize(self, os.close, self.descriptor)
         self._lengths = write_pieces(self.descriptor, pieces)
 
-    def __reduce__(self) -> tuple[Callable[..., Pieces], tuple[str, tuple[int, int], list[int]]]:
-        return _opened, (f"/proc/{os.getpid()}/fd/{self.descriptor}", _identity(self.descriptor), self._lengths)
+    def __reduce__(self) -> tuple[Callable[..., Pieces], tuple[str, list[int], tuple[int, int]]]:
+        status = os.fstat(self.descriptor)
+        path = f"/proc/{os.getpid()}/fd/{self.descriptor}"
+        return _opened, (path, self._lengths, (status.st_dev, status.st_ino))
 
 
 def write_pieces(descriptor: int, pieces: Iterable[memoryview]) -> list[int]:
@@ -45,28 +48,23 @@ def write_pieces(descriptor: int, pieces: Iterable[memoryview]) -> list[int]:
     return lengths
 
 
-def _identity(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
+def _opened(path: str, lengths: list[int], identity: tuple[int, int] | None = None) -> Pieces:
+    """Return the pieces in a descriptor of another process, read-only, which stay when it is closed.
 
-
-def _opened(path: str, identity: tuple[int, int], lengths: list[int]) -> Pieces:
+    `identity`: of the file that it must be, because a descriptor's number may be another file's by now.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:  # the handle is no longer kept, or its process has ended
         return []
     try:
-        if _identity(descriptor) != identity or not sum(lengths):  # the descriptor's number is another file's by now
+        status = os.fstat(descriptor)
+        if identity not in (None, (status.st_dev, status.st_ino)) or not 0 < status.st_size == sum(lengths):
             return []
-        return pieces_of(descriptor, lengths)
+        whole = memoryview(mmap.mmap(descriptor, status.st_size, prot=mmap.PROT_READ))
     finally:
         os.close(descriptor)
-
-
-def pieces_of(descriptor: int, lengths: list[int]) -> Pieces:
-    """Return the pieces in a descriptor's memory, read-only; they stay when it is closed."""
-    whole = memoryview(mmap.mmap(descriptor, sum(lengths), prot=mmap.PROT_READ))
-    ends = [sum(lengths[: index + 1]) for index in range(len(lengths))]
+    ends = accumulate(lengths)
     return [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
@@ -95,11 +93,4 @@ class StoredBytes:
 
 def _arrived(number: str, lengths: list[int]) -> Pieces:
     """Return the pieces in the keeper's descriptor of this number; none where it has others by now."""
-    try:
-        descriptor = os.open(f"/proc/{os.getppid()}/fd/{int(number)}", os.O_RDONLY)
-    except OSError:
-        return []
-    try:
-        return pieces_of(descriptor, lengths) if os.fstat(descriptor).st_size == sum(lengths) > 0 else []
-    finally:
-        os.close(descriptor)
+    return _opened(f"/proc/{os.getppid()}/fd/{int(number)}", lengths)

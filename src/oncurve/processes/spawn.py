@@ -3,7 +3,7 @@
     child = start_python("oncurve.processes.minder:mind", str(folder))
     end_with(parent)                        in the child: the kernel ends it when its parent ends, however that ends
 
-This module imports the standard library only, so that what it starts begins quickly and stays small.
+This module begins with the standard library alone, so that what it starts begins quickly and stays small.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from oncurve.base.closing import reap
 from oncurve.processes.causes import how_it_ended
 
 FOR_THE_RUN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -36,18 +36,13 @@ LONGEST_MESSAGE = 1 << 12
 WATCHED: set[int] = {signal.SIGCHLD, END}
 """The signals that a supervisor blocks before it starts its child, and waits for."""
 
-_TOLD_SECONDS = 60.0
+_TOLD_SECONDS, _END_SECONDS = 60.0, 5.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _BOOT = (
     "import sys; from importlib import import_module; sys.path.append(sys.argv[1]); "
     "module, _, name = sys.argv[2].partition(':'); getattr(import_module(module), name)(*sys.argv[3:])"
 )
-
-
-def start(command: Sequence[str], **settings: Any) -> subprocess.Popen[bytes]:
-    """Start a program, with the `settings` of `subprocess.Popen`. Raises OSError."""
-    return subprocess.Popen(command, **settings)
 
 
 def start_python(target: str, *arguments: str, **settings: Any) -> subprocess.Popen[bytes]:
@@ -60,20 +55,9 @@ def start_python(target: str, *arguments: str, **settings: Any) -> subprocess.Po
     settings = {"stdout": subprocess.DEVNULL, **settings}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_RUN)
     try:
-        return start([sys.executable, "-P", "-c", _BOOT, source, target, *arguments], **settings)
+        return subprocess.Popen([sys.executable, "-P", "-c", _BOOT, source, target, *arguments], **settings)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def feed(child: subprocess.Popen[bytes], data: bytes) -> None:
-    """Write `data` to a child's standard input, and close it, in a thread: the child may take it slowly."""
-
-    def work() -> None:
-        assert child.stdin is not None
-        with contextlib.suppress(OSError), child.stdin as stdin:  # it has ended
-            stdin.write(data)
-
-    threading.Thread(target=work, daemon=True).start()
 
 
 def unblock() -> None:
@@ -81,14 +65,13 @@ def unblock() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_RUN)
 
 
-def ending(child: subprocess.Popen[bytes], seconds: float = 5.0) -> str:
+def ending(child: subprocess.Popen[bytes], seconds: float = _END_SECONDS) -> str:
     """Return how a child that is ending has ended, in words; end it after so many `seconds`."""
     try:
         return how_it_ended(child.wait(seconds))
     except subprocess.TimeoutExpired:
         child.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # this process ends before it, then
-            child.wait(seconds)
+        reap(child, _END_SECONDS)
         return "it closed its connection and did not end"
 
 
@@ -149,6 +132,8 @@ def supervise(child: int) -> int | None:
 
     Return the child's wait status; None: it was ended by order.
     """
+    import psutil  # here: what is supervised begins without it
+
     status, ordered = None, False
     while status is None and not ordered:
         ordered = signal.sigwait(WATCHED) == END
@@ -157,9 +142,9 @@ def supervise(child: int) -> int | None:
                 status = ended[1] if ended[0] == child else status
     with contextlib.suppress(ChildProcessError):
         while True:  # the children of an ended child become ours
-            for each in _children():
+            for each in psutil.Process().children():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(each, signal.SIGKILL)
+                    os.kill(each.pid, signal.SIGKILL)
             os.waitpid(-1, 0)
     return status
 
@@ -172,17 +157,6 @@ def exit_as(status: int | None) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(0 if status is None else os.waitstatus_to_exitcode(status))
-
-
-def _children() -> Iterator[int]:
-    """Return the processes whose parent this one is."""
-    own = str(os.getpid())
-    there = os.listdir("/proc") if os.path.isdir("/proc") else ()  # not Linux: none is known
-    for process in filter(str.isdigit, there):
-        with contextlib.suppress(OSError):
-            stat = Path("/proc", process, "stat").read_text(errors="replace")
-            if stat.rpartition(")")[2].split()[1] == own:  # the name before it may contain anything
-                yield int(process)
 
 
 def _ask_kernel(option: int, value: int) -> None:

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
     from oncurve.report.evaluations import EvaluationFiles as EvaluationFiles
     from oncurve.report.groups import answer_column as answer_column, answer_of_row as answer_of_row
     from oncurve.report.index import RolloutIndex as RolloutIndex
-    from oncurve.report.page import (
-        render_report as render_report,
-        rendered as rendered,
-        write_report as write_report,
-    )
+    from oncurve.report.page import render_report as render_report, write_report as write_report
     from oncurve.report.records import RunRecord as RunRecord, group_record as group_record, read_run as read_run
     from oncurve.report.rollouts import (
         TOKENS as TOKENS,
@@ -38,6 +34,7 @@ if TYPE_CHECKING:
         charts_page as charts_page,
         report_page as report_page,
     )
+    from oncurve.report.templates import rendered as rendered
     from oncurve.report.tokens import Pieces as Pieces, packed_tokens as packed_tokens
 
 __getattr__, __all__ = lazily(__name__)

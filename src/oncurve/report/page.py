@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import jinja2
 
 from oncurve import durable
 from oncurve.advantages import ADVANTAGE_KINDS
-from oncurve.base.output import visible
 from oncurve.components import as_written, described
 from oncurve.metrics import short
-from oncurve.report.charts import HEIGHT, WIDTH, charts_of
+from oncurve.report.charts import charts_of
 from oncurve.report.groups import shown_groups
 from oncurve.report.records import RunRecord, read_run
+from oncurve.report.templates import rendered
 
 FEATURED = (
     "reward/mean",
@@ -48,27 +44,6 @@ def write_report(directory: Path) -> Path:
     path = directory / "report.html"
     durable.write_file(path, render_report(read_run(directory)).encode("utf-8", "replace"))
     return path
-
-
-@functools.cache
-def _templates() -> jinja2.Environment:
-    templates = jinja2.Environment(
-        loader=jinja2.PackageLoader("oncurve", "templates"),
-        autoescape=jinja2.select_autoescape(["html.j2"]),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: visible(value) if type(value) is str else value,  # markup is made of such texts
-    )
-    templates.filters["inline"] = lambda text: " ".join(text.replace("`", "'").split())  # of Markdown
-    templates.filters["number"] = lambda value: "none" if value is None else short(value)
-    templates.filters["signed"] = lambda value: "none" if value is None else f"{value:+.2f}".replace("-", "−")
-    return templates
-
-
-def rendered(template: str, **values: Any) -> str:
-    """Return a text by a template of `oncurve/templates`. Control characters in it are visible; HTML is escaped."""
-    return _templates().get_template(template).render({"width": WIDTH, "height": HEIGHT, **values})
 
 
 def render_report(run: RunRecord) -> str:

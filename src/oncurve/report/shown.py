@@ -11,7 +11,8 @@ from oncurve import durable
 from oncurve.base.errors import ConfigError, suggest
 from oncurve.report.charts import charts_of
 from oncurve.report.groups import shown_group
-from oncurve.report.page import FEATURED, rendered, write_report
+from oncurve.report.page import FEATURED, write_report
+from oncurve.report.templates import rendered
 
 _CHART_PIXELS, _MOST_PIXELS = 330, 900
 

@@ -2,6 +2,7 @@
 
 from oncurve.reward_models.examples import (
     REWARD_EXAMPLE_KINDS as REWARD_EXAMPLE_KINDS,
+    Example as Example,
     LabelledSteps as LabelledSteps,
     PreferencePair as PreferencePair,
     Preferences as Preferences,
@@ -19,7 +20,6 @@ from oncurve.reward_models.labelling import (
 )
 from oncurve.reward_models.learner import (
     REWARD_MODEL_KINDS as REWARD_MODEL_KINDS,
-    Example as Example,
     NoRewardModel as NoRewardModel,
     OutcomeModel as OutcomeModel,
     ProcessModel as ProcessModel,

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from oncurve.base.errors import DataError, suggest
 from oncurve.components import Component
-from oncurve.data import read_file
+from oncurve.data import HOLD_OUT_SEED, read_file
 from oncurve.randomness import permutation
 from oncurve.types import Messages
 
@@ -55,7 +55,6 @@ class LabelledSteps:
 
 
 Example = PreferencePair | LabelledSteps
-HOLD_OUT_SEED = 0  # not run.seed: runs that differ in their seed are evaluated on the same rows
 ROLES = {"human": "user", "gpt": "assistant"}
 
 
@@ -190,11 +189,7 @@ def example_to_json(example: Example) -> dict[str, Any]:
 
 def example_from_json(record: Mapping[str, Any]) -> Example:
     """Return the example that `example_to_json` wrote."""
-    prompt = _messages(record["prompt"], "prompt")
-    if "chosen" in record:
-        chosen, rejected = _messages(record["chosen"], "chosen"), _messages(record["rejected"], "rejected")
-        return PreferencePair(prompt, chosen, rejected, float(record["margin"]))
-    return LabelledSteps(prompt, record["completion"], tuple(record["ends"]), tuple(record["labels"]))
+    return (Preferences if "chosen" in record else StepLabels)().example(record)
 
 
 def _ends(given: Any, completion: Any) -> tuple[int, ...]:

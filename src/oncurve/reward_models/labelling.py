@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from oncurve.reward_models.examples import LabelledSteps, PreferencePair
 from oncurve.rewards import Scorer
@@ -90,27 +91,23 @@ class MonteCarloLabels:
 
     def __call__(self, groups: Sequence[Group]) -> list[LabelledSteps]:
         """Return the completions of scored groups with a share for each of their steps."""
-        found: list[LabelledSteps] = []
-        begun: list[tuple[int, int, Group, Completion]] = []
-        beginnings: list[Prompt] = []
+        scored: list[tuple[Group, Completion, Sequence[int], float]] = []
+        begun: list[tuple[Prompt, Group]] = []
         for group in groups:
             for completion, score in zip(group.completions, group.scores, strict=True):
                 ends, own = self.split(completion.text), score.parts.get(self.verifier)
                 if not ends or own is None:
                     continue
+                scored.append((group, completion, ends, float(own >= RIGHT)))
                 tokens = self.locate(group.prompt, completion, ends)
                 written = self._written(group.prompt, completion, ends[:-1], tokens[:-1])
                 for step, (end, token) in enumerate(zip(written, tokens[:-1], strict=True)):
-                    begun.append((len(found), step, group, completion))
-                    beginnings.append(_beginning(group.prompt, completion, end, token, step))
-                labels = (*(None for _ in ends[:-1]), float(own >= RIGHT))
-                found.append(LabelledSteps(_messages(group.prompt), completion.text, tuple(ends), labels))
-        shares = self._shares(beginnings, begun) if begun else []
-        for (number, step, _, _), share in zip(begun, shares, strict=True):
-            example = found[number]
-            labels = (*example.labels[:step], share, *example.labels[step + 1 :])
-            found[number] = LabelledSteps(example.prompt, example.completion, example.ends, labels)
-        return found
+                    begun.append((_beginning(group.prompt, completion, end, token, step), group))
+        shares = iter(self._shares(begun))
+        return [
+            LabelledSteps(_messages(of.prompt), each.text, tuple(ends), (*islice(shares, len(ends) - 1), last))
+            for of, each, ends, last in scored
+        ]
 
     def _written(self, prompt: Prompt, completion: Completion, ends: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """Return where the text of the tokens that end some steps ends: a token may write into the next step."""
@@ -123,14 +120,12 @@ class MonteCarloLabels:
             found.append(end)
         return found
 
-    def _shares(
-        self, beginnings: Sequence[Prompt], begun: Sequence[tuple[int, int, Group, Completion]]
-    ) -> list[float | None]:
-        """Return the share of continuations from each beginning that come out right; None where none could be
-        scored.
+    def _shares(self, begun: Sequence[tuple[Prompt, Group]]) -> list[float | None]:
+        """Return the share of continuations from each beginning of a group that come out right; None where none could
+        be scored.
         """
         most = self.sampling.max_new_tokens
-        left_of = [most if self.longest is None else self.longest - len(each.ids) for each in beginnings]
+        left_of = [most if self.longest is None else self.longest - len(each.ids) for each, _ in begun]
         whole: dict[int, Group] = {}
         for fits in (True, False):  # those with few tokens left do not cut the others short
             chosen = [index for index, left in enumerate(left_of) if (left >= most) == fits and left > 0]
@@ -138,14 +133,12 @@ class MonteCarloLabels:
                 continue
             limit = min(most, *(left_of[index] for index in chosen))
             sampling = self.sampling.model_copy(update={"group_size": self.count, "max_new_tokens": limit})
-            draw = CONTINUATION_DRAW - begun[0][2].draw
-            prompts = [beginnings[index] for index in chosen]
-            written = sample(self.engine, prompts, draw, self.count, sampling)
+            draw = CONTINUATION_DRAW - begun[0][1].draw
+            written = sample(self.engine, [begun[index][0] for index in chosen], draw, self.count, sampling)
             for index, continued in zip(chosen, written, strict=True):
-                prompt = begun[index][2].prompt
-                ends = tuple(_joined(beginnings[index], end, prompt) for end in continued.completions)
-                whole[index] = Group(prompt, ends)
-        shares: list[float | None] = [None] * len(beginnings)
+                beginning, prompt = begun[index][0], begun[index][1].prompt
+                whole[index] = Group(prompt, tuple(_joined(beginning, end, prompt) for end in continued.completions))
+        shares: list[float | None] = [None] * len(begun)
         for index, group in zip(whole, self.scorer.score(list(whole.values())) if whole else (), strict=True):
             said = [value for score in group.scores if (value := score.parts.get(self.verifier)) is not None]
             shares[index] = sum(value >= RIGHT for value in said) / len(said) if said else None

@@ -8,7 +8,6 @@ A reward of kind "model" or "process_model" scores with these very weights.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from oncurve.base.errors import DataError
 from oncurve.components import Component
-from oncurve.learner import MasterAdamW, Schedule, UpdateResult, scheduled_rate
+from oncurve.learner import MasterAdamW, Pace, Schedule, UpdateResult
 from oncurve.losses import bradley_terry, step_cross_entropy
 from oncurve.machine.in_order import lookups_in_order
 from oncurve.metrics import Metrics
@@ -34,9 +33,8 @@ from oncurve.models.classifiers import (
     save_classifier,
 )
 from oncurve.models.loading import DTYPES
-from oncurve.reward_models.examples import LabelledSteps, PreferencePair
+from oncurve.reward_models.examples import Example, PreferencePair
 
-Example = PreferencePair | LabelledSteps
 TOKENS = 16384
 """Tokens of one forward and backward pass, padding included."""
 
@@ -147,8 +145,7 @@ class RewardLearner:
         self.settings = settings
         self.classifier = classifier
         self.optimizer = MasterAdamW(classifier.module, DTYPES[settings.dtype], has_base=classifier.adapter is not None)
-        self.total_updates = total_updates
-        self._attempts = 0
+        self.pace = Pace(settings.learning_rate, settings.schedule, total_updates)
 
     @property
     def center(self) -> float:
@@ -158,7 +155,7 @@ class RewardLearner:
     @property
     def changes(self) -> int:
         """Return how often anything that `save` writes has begun to change, counted before the first tensor does."""
-        return self._attempts + self.optimizer.steps
+        return self.pace.attempts + self.optimizer.steps
 
     def fitting(self, examples: Sequence[Example]) -> list[Example]:
         """Return the examples that fit the classifier and have a label. Raises ModelError, DataError."""
@@ -173,21 +170,16 @@ class RewardLearner:
         The result does not depend on the pieces that a batch is computed in. Nothing changes where loss or gradient is
         not finite. Examples that do not fit are left out (`fitting`).
         """
-        rate = scheduled_rate(
-            self.settings.learning_rate, self._attempts, self.total_updates, 0, self.settings.schedule
-        )
         metrics = Metrics()
         self.optimizer.zero_grad()
         losses = self._measured(examples, metrics, backward=True)
-        self._attempts += 1
+        rate = self.pace.next()
         if not losses:
             return UpdateResult(metrics)
         loss = sum(losses)
         norm = self.optimizer.gradient_norm()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            self.optimizer.zero_grad()
-            reason = f"reward model: loss {loss:.4g}, gradient norm {norm:.4g}"
-            return UpdateResult(Metrics(), skipped=True, reason=reason)
+        if reason := self.optimizer.refusal(loss, norm):
+            return UpdateResult(Metrics(), skipped=True, reason=f"reward model: {reason}")
         self.optimizer.step(rate, norm, MAX_NORM)
         return UpdateResult(metrics)
 
@@ -254,12 +246,12 @@ class RewardLearner:
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write masters and moments to `reward_model.safetensors` in `folder`; the record for `load`."""
-        return self.optimizer.save(folder, "reward_model") | {"attempts": self._attempts}
+        return self.optimizer.save(folder, "reward_model") | {"attempts": self.pace.attempts}
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
         """Restore what `save` wrote, bit for bit. Raises CheckpointError for another model's."""
         self.optimizer.load(folder, "reward_model", meta)
-        self._attempts = int(meta["attempts"])
+        self.pace.attempts = int(meta["attempts"])
 
     def export(self, path: Path) -> None:
         """Write the classifier in Hugging Face form, from its full-precision masters."""

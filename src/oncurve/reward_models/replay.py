@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from oncurve import durable
 from oncurve.base.errors import CheckpointError
 from oncurve.randomness import permutation
-from oncurve.reward_models.examples import example_from_json, example_to_json
-from oncurve.reward_models.learner import Example
+from oncurve.reward_models.examples import Example, example_from_json, example_to_json
 
 FILE = "replay.jsonl"
 
@@ -28,7 +26,6 @@ class Replay:
         self._kept: list[tuple[int, bool, Example]] = []
         self._log: durable.AppendLog | None = None
         self._closed = False
-        self._hash, self._hashed = hashlib.sha256(), 0
 
     def open(self, offset: int = 0, digest: str | None = None) -> None:
         """Begin a log, or continue the one there after its first `offset` bytes.
@@ -39,7 +36,6 @@ class Replay:
             return
         path = self.folder / FILE
         self._log = durable.AppendLog(path, offset=offset)
-        self._hash, self._hashed = hashlib.sha256(), 0
         if digest is not None and self.digest() != digest:
             raise CheckpointError(f"{path} has been changed since the checkpoint: its sha256 does not fit")
         self._kept = [
@@ -76,14 +72,8 @@ class Replay:
         """Return the sha256 of the log so far, by which a resume sees that it has been changed; "" without a log."""
         if self._log is None:
             return ""
-        end = self.stored_bytes()
-        with open(self._log.path, "rb") as file:
-            file.seek(self._hashed)
-            while self._hashed < end:
-                piece = file.read(min(1 << 20, end - self._hashed))
-                self._hash.update(piece)
-                self._hashed += len(piece)
-        return self._hash.hexdigest()
+        self._log.sync()
+        return durable.sha256(self._log.path)
 
     def stored_bytes(self) -> int:
         """Return the length of the log, on the disk when this returns; 0 without one."""

@@ -15,7 +15,8 @@ from oncurve import durable
 from oncurve.base.errors import CheckpointError, DataError, TrainingError
 from oncurve.metrics import Metrics
 from oncurve.randomness import permutation
-from oncurve.reward_models.learner import Example, RewardLearner
+from oncurve.reward_models.examples import Example
+from oncurve.reward_models.learner import RewardLearner
 from oncurve.trainer import Checkpoints, Refusals, StopSignals
 
 SKIPPED_IN_A_ROW_LIMIT = 3
@@ -39,9 +40,7 @@ def fit(learner: RewardLearner, examples: Sequence[Example], seed: int) -> Metri
 
     Raises TrainingError: three updates in a row were not finite.
     """
-    metrics = Metrics()
-    settings = learner.settings
-    skipped = 0
+    metrics, settings, skipped = Metrics(), learner.settings, 0
     for update in range(updates_of(len(examples), settings.batch_size, settings.epochs)):
         indices = batch_of(update, len(examples), settings.batch_size, seed)
         skipped = _update(learner, [examples[index] for index in indices], metrics, skipped)
@@ -173,15 +172,10 @@ class RewardTraining:
             return
         if self._settled == (self.done, self.learner.changes):
             self._log.sync()
-            self.checkpoints.write(self.done, self._fill)
-
-    def _fill(self, folder: Path) -> dict[str, Any]:
-        """Write the learner into a checkpoint's folder; the checkpoint's record."""
-        assert self._log is not None
-        return {
-            "done": self.done,
-            "skipped": self._skipped,
-            "metrics_bytes": self._log.offset,
-            "learner": self.learner.save(folder),
-            "environment": dict(self.environment),
-        }
+            record = {
+                "done": self.done,
+                "skipped": self._skipped,
+                "metrics_bytes": self._log.offset,
+                "environment": dict(self.environment),
+            }
+            self.checkpoints.write(self.done, lambda folder: {**record, "learner": self.learner.save(folder)})

@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.rewards.accepts import Accepts as Accepts
     from oncurve.rewards.component import LARGEST_REWARD as LARGEST_REWARD
     from oncurve.rewards.functions.answers import final_answer as final_answer
-    from oncurve.rewards.functions.callables import awaited as awaited, unpickled as unpickled
+    from oncurve.rewards.functions.callables import Accepts as Accepts, awaited as awaited, unpickled as unpickled
     from oncurve.rewards.functions.choice import Choice as Choice
-    from oncurve.rewards.functions.cosine import Cosine as Cosine, cosine_scaled as cosine_scaled
     from oncurve.rewards.functions.episode import EnvironmentReward as EnvironmentReward
-    from oncurve.rewards.functions.format import Format as Format
-    from oncurve.rewards.functions.math import Math as Math
+    from oncurve.rewards.functions.math import Cosine as Cosine, Math as Math, cosine_scaled as cosine_scaled
     from oncurve.rewards.functions.python import Python as Python, name_of as name_of, path_of as path_of
     from oncurve.rewards.functions.reasoning_gym import ReasoningGym as ReasoningGym
-    from oncurve.rewards.functions.shaping import Overlong as Overlong, Repetition as Repetition
+    from oncurve.rewards.functions.shaping import Format as Format, Overlong as Overlong, Repetition as Repetition
     from oncurve.rewards.functions.verify import (
         Exact as Exact,
         Numeric as Numeric,
@@ -33,8 +30,8 @@ if TYPE_CHECKING:
     from oncurve.rewards.judge.model_judge import ModelJudge as ModelJudge
     from oncurve.rewards.kinds import REWARD_KINDS as REWARD_KINDS
     from oncurve.rewards.model import ModelReward as ModelReward, ProcessModelReward as ProcessModelReward
-    from oncurve.rewards.protocol import Scorer as Scorer, Scoring as Scoring
-    from oncurve.rewards.scoring.deferred import DeferredScoring as DeferredScoring, Locate as Locate
+    from oncurve.rewards.protocol import DeferredScoring as DeferredScoring, Scorer as Scorer, Scoring as Scoring
+    from oncurve.rewards.scoring.deferred import Locate as Locate
     from oncurve.rewards.scoring.rewardset import (
         RewardSet as RewardSet,
         component_names as component_names,

@@ -12,8 +12,7 @@ from typing import Any
 from oncurve.base.errors import DataError, RewardError, suggest
 from oncurve.base.output import make_visible
 from oncurve.processes.pool import Reply
-from oncurve.rewards.accepts import Accepts
-from oncurve.rewards.functions.callables import OFFERED, TRL_NAMES, VERL_TRUTH
+from oncurve.rewards.functions.callables import OFFERED, TRL_NAMES, VERL_TRUTH, Accepts
 from oncurve.rewards.settings import RewardSettings, Runner
 from oncurve.types import Completion, Group, Prompt
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from oncurve.rewards.functions.choice import Choice
-from oncurve.rewards.functions.cosine import Cosine
 from oncurve.rewards.functions.episode import EnvironmentReward
-from oncurve.rewards.functions.format import Format
-from oncurve.rewards.functions.math import Math
+from oncurve.rewards.functions.math import Cosine, Math
 from oncurve.rewards.functions.python import Python
 from oncurve.rewards.functions.reasoning_gym import ReasoningGym
-from oncurve.rewards.functions.shaping import Overlong, Repetition
+from oncurve.rewards.functions.shaping import Format, Overlong, Repetition
 from oncurve.rewards.functions.verify import Exact, Numeric, Regex, Task, TaskSteps
 from oncurve.rewards.judge.model_judge import ModelJudge
 from oncurve.rewards.model import ModelReward, ProcessModelReward

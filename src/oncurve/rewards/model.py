@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import model_validator
 
 from oncurve.base.errors import ConfigError
-from oncurve.rewards.accepts import Accepts
+from oncurve.rewards.functions.callables import Accepts
 from oncurve.rewards.settings import InProcess, RewardSettings, Runner, Split
-from oncurve.steps import splitter_of
+from oncurve.steps import Splitter, splitter_of
 
 if TYPE_CHECKING:
     from oncurve.models.classifiers import Classifier, Encoded
@@ -64,7 +64,7 @@ class NetworkReward(RewardSettings):
 
     def start(self, base: Path | None) -> Runner:
         """Return a runner with the network loaded; the run's own network is set later. Raises ModelError."""
-        runner = NetworkRunner(self.head, self._values(base))
+        runner = NetworkRunner(self, self.splitter(base))
         if self.path is not None:
             from oncurve.models.classifiers import load_classifier  # torch and transformers: not in workers
 
@@ -74,9 +74,13 @@ class NetworkReward(RewardSettings):
             )
         return runner
 
-    def _values(self, base: Path | None) -> _Values:
-        """Return the function from a batch of texts to its rewards."""
-        raise TypeError(f"{type(self).__name__} must define _values()")
+    def splitter(self, base: Path | None) -> Splitter | None:
+        """Return what finds the steps that the network scores; None: it scores a completion as a whole."""
+        return None
+
+    def value(self, ends: Sequence[int], scores: Sequence[float]) -> Any:
+        """Return the reward of a completion, from the network's scores of its steps, or its only score."""
+        return scores[0]
 
 
 class ModelReward(NetworkReward):
@@ -84,9 +88,6 @@ class ModelReward(NetworkReward):
 
     scores_steps: ClassVar[bool] = False
     default: ClassVar[str | None] = "model"
-
-    def _values(self, base: Path | None) -> _Values:
-        return _outcomes
 
 
 class ProcessModelReward(NetworkReward):
@@ -101,25 +102,13 @@ class ProcessModelReward(NetworkReward):
     """The score of the whole completion, for the log and for outcome supervision: the "min", "mean", "last" or
     "product" of its steps."""
 
-    def _values(self, base: Path | None) -> _Values:
-        splitter = splitter_of(self.split, base)
-        whole = WHOLE[self.whole]
+    def splitter(self, base: Path | None) -> Splitter:
+        """Return the splitter of the setting `split`."""
+        return splitter_of(self.split, base)
 
-        def values(classifier: Classifier, pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
-            """Return the rewards of each completion's steps, and of the completion as a whole."""
-            texts = [_text_of(completion) for _, completion in pairs]
-            ends = [splitter(text) for text in texts]
-            read = [
-                _read(classifier, prompt, completion, offsets) if offsets else None
-                for (prompt, completion), offsets in zip(pairs, ends, strict=True)
-            ]
-            found = iter(classifier.score([text for text in read if text is not None]))
-            return [
-                _stepwise(offsets, next(found) if text is not None else None, whole)
-                for text, offsets in zip(read, ends, strict=True)
-            ]
-
-        return values
+    def value(self, ends: Sequence[int], scores: Sequence[float]) -> Any:
+        """Return the rewards of a completion's steps, and of the completion as a whole."""
+        return {"reward": WHOLE[self.whole](scores), "step_ends": list(ends), "step_rewards": list(scores)}
 
 
 WHOLE: dict[str, Callable[[Sequence[float]], float]] = {
@@ -129,38 +118,38 @@ WHOLE: dict[str, Callable[[Sequence[float]], float]] = {
     "product": math.prod,
 }
 
-_Values = Callable[["Classifier", Sequence[tuple[Any, Any]]], list[Any]]
-"""Network and (prompt, completion) pairs -> a reward each; None where the text is too long for the network."""
-
 
 class NetworkRunner(InProcess):
     """Applies a classifier, once there is one, to a batch of completions at a time."""
 
-    def __init__(self, head: Literal["outcome", "process"], values: _Values) -> None:
+    def __init__(self, reward: NetworkReward, split: Splitter | None) -> None:
         super().__init__(self._score, Accepts(batch=True))
-        self.head = head
+        self.head = reward.head
         self.classifier: Classifier | None = None
-        self._of = values
+        self._reward, self._split = reward, split
 
     def _score(self, item: Mapping[str, Any]) -> dict[str, Any]:
         if self.classifier is None:
             raise ConfigError(
-                f'rewards: kind = "{_KIND[self.head]}" without a path scores with the run\'s own [reward_model]'
+                f'rewards: kind = "{self._reward.default}" without a path scores with the run\'s own [reward_model]'
             )
         pairs = list(zip(item["prompts"], item["completions"], strict=True))
-        return {"rewards": self._of(self.classifier, pairs), "metrics": {}, "extras": {}}
-
-
-_KIND = {"outcome": "model", "process": "process_model"}
-
-
-def _outcomes(classifier: Classifier, pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
-    read = [_read(classifier, prompt, completion, ()) for prompt, completion in pairs]
-    found = iter(classifier.score([text for text in read if text is not None]))
-    return [None if text is None else next(found)[0] for text in read]
+        ends = [None if self._split is None else self._split(_text_of(completion)) for _, completion in pairs]
+        texts = [
+            None if found == [] else _read(self.classifier, *pair, found or ())
+            for pair, found in zip(pairs, ends, strict=True)
+        ]
+        scores = iter(self.classifier.score([text for text in texts if text is not None]))
+        unread = [0.0 if found == [] else None for found in ends]  # an empty completion has no right step
+        rewards = [
+            without if text is None else self._reward.value(found or (), next(scores))
+            for text, found, without in zip(texts, ends, unread, strict=True)
+        ]
+        return {"rewards": rewards, "metrics": {}, "extras": {}}
 
 
 def _read(classifier: Classifier, prompt: Any, completion: Any, offsets: Sequence[int]) -> Encoded | None:
+    """Return a text as the network reads it; None: it is too long."""
     from oncurve.models.classifiers import OverlongError
 
     try:
@@ -172,13 +161,3 @@ def _read(classifier: Classifier, prompt: Any, completion: Any, offsets: Sequenc
 
 def _text_of(completion: Any) -> str:
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
-
-
-def _stepwise(
-    offsets: Sequence[int], steps: Sequence[float] | None, whole: Callable[[Sequence[float]], float]
-) -> dict[str, Any] | float | None:
-    if not offsets:
-        return 0.0  # an empty completion has no right step
-    if steps is None:
-        return None
-    return {"reward": whole(steps), "step_ends": list(offsets), "step_rewards": list(steps)}

@@ -5,6 +5,7 @@ Neither this module nor any import of the reward kinds imports torch, because wo
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from oncurve.base.paths import path_component
 from oncurve.components import Component, Impossible, unflagged
 from oncurve.processes import kind_of_fault, last_words
 from oncurve.processes.pool import Reply, WorkerPool
-from oncurve.rewards.accepts import Accepts
+from oncurve.rewards.functions.callables import Accepts
 from oncurve.steps import splitter_of
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
@@ -205,15 +206,8 @@ class WorkerLimits(Component):
 
     def pool(self, factory: str, settings: Mapping[str, Any], processes: int, timeout_seconds: float) -> WorkerPool:
         """Return a pool that holds `factory(**settings)`; an item may take `timeout_seconds`."""
-        return WorkerPool(
-            factory,
-            settings,
-            processes=processes,
-            timeout_seconds=timeout_seconds,
-            memory_limit_bytes=self.memory_limit_bytes,
-            start_timeout_seconds=self.start_timeout_seconds,
-            env_pass=self.env_pass,
-        )
+        limits = self.model_dump(include={"memory_limit_bytes", "start_timeout_seconds", "env_pass"})
+        return WorkerPool(factory, settings, processes=processes, timeout_seconds=timeout_seconds, **limits)
 
 
 class WorkerSettings(WorkerLimits, RewardSettings):
@@ -257,8 +251,8 @@ class Local(RewardSettings):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The names in an item that a call gets, in this order."""
-        return ("completion",)
+        """The names in an item that a call gets, in this order: those of its parameters."""
+        return tuple(inspect.signature(self.__call__).parameters)
 
     def start(self, base: Path | None) -> Runner:
         """Run in this process; no user code is involved."""

@@ -236,9 +236,8 @@ class InProcessEngine(EngineBase):
             sampler_of(sampling),
             StopSearch(table, [prompt.ids for prompt in prompts for _ in range(size)]) if table else None,
             sampling.rows_at_once(module_device(model.module).type),
-            bool(sampling.truncation),
         )
-        model.token_loop()(request, finish)
+        model.token_loop(bool(sampling.truncation))(request, finish)
 
     def _row_limits(
         self, prompts: Sequence[Prompt], prompt_ids: Tensor, sample_index: Tensor, sampling: Sampling

@@ -15,7 +15,6 @@ Not covered: stop strings that hold U+FFFD or are special tokens (those are refu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -159,25 +158,12 @@ class StopSearch:
         self._texts: dict[int, GrowingText] = {}
         self.candidates = table.candidates
 
-    def finished(self, rows: Tensor, ids: Tensor, written: Callable[[int, int], list[int]]) -> dict[int, str]:
-        """Return rows whose newest token completed a stop string, each with its final text, which ends before the
-        string.
+    def finished(self, row: int, written: Callable[[int], list[int]]) -> str | None:
+        """Return the text before the stop string that a row's newest token completed; None: it completed none.
 
-        rows     (k,) int64, the numbers of the rows that are still growing; on the CPU
-        ids      (k,) int64, their newest tokens; on the CPU
-        written  (index into `rows`, start) -> the row's tokens from `start` to the newest
+        row      the row's number
+        written  start -> its tokens from `start` to the newest, which is one of the `candidates`
         """
-        if not len(rows):
-            return {}
-        found = {}
-        for index in self._table.candidates(ids).nonzero().squeeze(1).tolist():
-            row = int(rows[index])
-            text = self._text_if_stopped(row, partial(written, index))
-            if text is not None:
-                found[row] = text
-        return found
-
-    def _text_if_stopped(self, row: int, written: Callable[[int], list[int]]) -> str | None:
         if row not in self._texts:
             self._texts[row] = GrowingText(self._table.detokenizer, self._prompts[row])
         growing = self._texts[row]

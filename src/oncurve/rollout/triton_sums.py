@@ -28,9 +28,7 @@ def tops_and_sums(logits: Tensor, block: int, temperature: float) -> tuple[Tenso
 
 
 @triton.jit
-def _tops_and_sums(
-    logits, tops, sums, step, vocabulary, blocks, scale, many: tl.constexpr, block: tl.constexpr
-):  # fmt: skip
+def _tops_and_sums(logits, tops, sums, step, vocabulary, blocks, scale, many: tl.constexpr, block: tl.constexpr):
     row, block_number = tl.program_id(0).to(tl.int64), tl.program_id(1) * many + tl.arange(0, many)
     token = block_number[:, None] * block + tl.arange(0, block)[None, :]
     z = tl.load(logits + row * step + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)

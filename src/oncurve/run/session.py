@@ -79,7 +79,6 @@ def resume_any(directory: Path, overrides: Sequence[str] = (), changed: bool = F
     `overrides`: settings that change from now on; `changed`: continue although others or data have changed, which is
     not exact. Raises UserError for what the user can fix.
     """
-    RunDirectory.check_run(directory)
     sections: set[str] = set()
     with suppress(OSError, ValueError, RecursionError):  # `load_config` reports what is wrong with the file
         sections = set(tomllib.loads((directory / CONFIG).read_text(encoding="utf-8")))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +18,21 @@ from oncurve.components import check_per_token
 from oncurve.losses import EntropyBonus, KLPenalty
 from oncurve.metrics import Metrics
 from oncurve.ops import masked_mean
-from oncurve.trainer.protocols import Advantage
 from oncurve.trainer.state import TrainerState
 from oncurve.types import AdvantagesAndReturns, TokenWeights, TrainBatch
+
+
+class Advantage(Protocol):
+    """Turns a batch's rewards into one advantage per token."""
+
+    @property
+    def min_valid_completions(self) -> int:
+        """The fewest valid completions a group needs."""
+        ...
+
+    def __call__(self, batch: TrainBatch) -> Tensor | AdvantagesAndReturns:
+        """Return advantages `(B, T)`, with returns where a critic learns from them."""
+        ...
 
 
 @dataclass(frozen=True)

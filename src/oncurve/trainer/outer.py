@@ -5,11 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from oncurve.learner import Learner, ReferenceSettings
-from oncurve.trainer.result import StepResult
-from oncurve.trainer.state import TrainerState
+from oncurve.trainer.state import StepResult, TrainerState
+
+
+class OuterLoop(Protocol):
+    """The outer loop of Algorithm 1, around lines 4 to 11.
+
+    A step that was abandoned or killed is repeated, perhaps in another process: `before_step` twice equals once.
+    """
+
+    def before_step(self, state: TrainerState) -> None:
+        """Called before a step, after `state.step` steps: lines 2 and 3, such as π_ref ← π_θ."""
+
+    def after_step(self, result: StepResult) -> StepResult:
+        """Called after a step, before it is evaluated and recorded: line 12. May add metrics to the result."""
+        ...
+
+    def save(self, folder: Path) -> Mapping[str, Any]:
+        """Write what must survive into files of the checkpoint in `folder`; returns a JSON-able record for `load`."""
+        ...
+
+    def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        """Restore what `save` wrote."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The state of a run that must survive a crash, except the learner's tensors: one small record."""
+"""What a step begins with, what it is given, and its result: small records."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 from oncurve.base.errors import CheckpointError
 from oncurve.data import Counts
 from oncurve.trainer.groups.surplus import SurplusGroup
+from oncurve.types import Group
 
 
 @dataclass(frozen=True)
@@ -58,3 +61,36 @@ class TrainerState:
             return cls(**{**record, "surplus": surplus, "counts": counts})
         except TypeError as error:
             raise CheckpointError(f"the trainer's state was written by another version of oncurve: {error}") from error
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The groups of a step, with their scores.
+
+    groups    those that the step trains on, and those that it leaves out for good
+    usable    those that it trains on: surplus of the step before first, then in the order of the prompts
+    surplus   those that the next step trains on; they are not among `groups`
+    cursor    prompts taken from the source, these included
+    draw      rounds of sampling, these included
+    counts    of a curriculum, `usable` included
+    """
+
+    groups: tuple[Group, ...]
+    usable: tuple[Group, ...]
+    surplus: tuple[SurplusGroup, ...]
+    cursor: int
+    draw: int
+    counts: Counts = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A step's number (from 1), its metrics by declared key, and every group it sampled.
+
+    `advantages[g]` is `(n, T)` over the completions of `groups[g]`; None where the group was left out.
+    """
+
+    step: int
+    metrics: dict[str, float]
+    groups: tuple[Group, ...]
+    advantages: tuple[Tensor | None, ...]

@@ -31,22 +31,23 @@ from oncurve.metrics import Metrics
 from oncurve.trainer.credit import Credit, credited, weighted_by
 from oncurve.trainer.groups.source import Groups
 from oncurve.trainer.old_policy import OldPolicy
-from oncurve.trainer.protocols import OuterLoop
-from oncurve.trainer.result import Collected, StepResult
-from oncurve.trainer.saving import Checkpoints, Recorder, Refusals
-from oncurve.trainer.state import TrainerState
+from oncurve.trainer.outer import OuterLoop
+from oncurve.trainer.saving.checkpoint import Checkpoints
+from oncurve.trainer.saving.recorder import Recorder
+from oncurve.trainer.saving.refusals import Refusals
+from oncurve.trainer.state import Collected, StepResult, TrainerState
 from oncurve.trainer.updates import Updates
-from oncurve.trainer.watching import (
-    HeldOut,
-    StopSignals,
+from oncurve.trainer.watching.held_out import HeldOut
+from oncurve.trainer.watching.observe import (
     UntrainedUpdates,
     observe_batch,
     observe_memory,
-    recording_tokens,
     split_advantages,
     summarized,
     timer,
 )
+from oncurve.trainer.watching.signals import StopSignals
+from oncurve.trainer.watching.tokens import recording_tokens
 from oncurve.types import Group, TrainBatch
 
 
@@ -152,10 +153,7 @@ class Trainer:
             raise
 
     def score(self, groups: Sequence[Group], metrics: Metrics) -> TrainBatch:
-        """Return the batch of usable groups, with the reference's and the old policy's log-probs and a critic's values.
-
-        A KL that is part of the reward is in its rewards already.
-        """
+        """Return the batch of usable groups with log-probs and values; a KL in the reward is in its rewards."""
         settings, measured = self.config, self.recorder is not None and self.recorder.measures(self.state.step + 1)
         batch = collate(groups, mask_truncated=settings.mask_truncated)
         with timer(metrics, "score"):

@@ -19,6 +19,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.cluster import HostCluster
 from oncurve.cluster.ranks import FleetLearner
 from oncurve.cluster.vllm.server import command_line
+from oncurve.learner import state_of
 from oncurve.processes.fleets import HostFleet, ProcessEnded, Replied
 from oncurve.processes.fleets.devices import VISIBLE, Gpus, memory_share, placed
 
@@ -133,7 +134,7 @@ def test_ranks_that_are_placed_and_build_their_learner_after_the_move_make_the_u
                 batch = finished(learner.local, random_groups(count=4, size=4, seed=step))
                 metrics = learner.update(learner.score(batch, frozenset({"old", "reference"}))).metrics.result()
             assert metrics["cluster/ranks_lost"] == 0 if count == 2 else "cluster/ranks" not in metrics
-            found.append({name: tensor.clone() for name, tensor in learner.local.state()[1].items()})
+            found.append({name: tensor.clone() for name, tensor in state_of(learner.local)[1].items()})
         finally:
             learner.close()
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from fakes.calls import LoadsForEver
 from fakes.waiting import until
 from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.processes.fleets import Fleet, HostFleet, ProcessEnded, Replied
+from oncurve.processes.fleets.ray_session import private_folder
 
 LIMIT = 240.0
 """Against hangs: no speed is asserted."""
@@ -202,6 +204,28 @@ def test_a_nursery_ends_with_a_killed_run_while_it_imports_or_loads_and_its_priv
     run.kill()
     assert psutil.wait_procs([run, nursery], timeout=60)[1] == []
     assert not folder.exists()
+
+
+HAS_A_FOLDER = """
+import sys, time
+from pathlib import Path
+from oncurve.processes.fleets.ray_session import private_folder
+print(private_folder(Path(sys.argv[1])).name, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_folder_of_rays_files_that_a_killed_run_leaves_goes_with_the_next_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HAS_A_FOLDER, str(tmp_path)]
+    killed, alive = (psutil.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2))
+    with killed, alive:
+        left, kept = (tmp_path / run.stdout.readline().strip() for run in (killed, alive))
+        (tmp_path / "oncurve-ray-other").mkdir()
+        killed.kill()
+        killed.wait(60)
+        mine = private_folder(tmp_path)
+        assert set(tmp_path.iterdir()) == {kept, mine, tmp_path / "oncurve-ray-other"} - {left}
+        alive.kill()
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from oncurve import batching
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster
 from oncurve.cluster.ranks import FleetLearner, shards
+from oncurve.learner import transfer
 from oncurve.types import TrainBatch
 
 State = dict[str, Tensor]
@@ -75,7 +76,7 @@ def ranks(
 
 
 def state_of(learner: FleetLearner) -> State:
-    return {name: tensor.clone() for name, tensor in learner.local.state()[1].items()}
+    return {name: tensor.clone() for name, tensor in transfer.state_of(learner.local)[1].items()}
 
 
 def same_bits(one: State, other: State) -> bool:

@@ -79,7 +79,7 @@ def test_a_server_that_ends_takes_what_it_has_started_with_it_and_its_ending_is_
     minder = Minder({})
     engine = start_with_an_engine(minder)
     engine.parent().send_signal(signal.SIGKILL)
-    assert minder.ending(20.0) == "the vLLM server ended (signal 9)"
+    assert minder.ending(20.0) == "the vLLM server was killed by signal SIGKILL"
     until(lambda: gone(engine.pid))
     assert not minder.folder.exists()
     minder.close()
@@ -88,8 +88,8 @@ def test_a_server_that_ends_takes_what_it_has_started_with_it_and_its_ending_is_
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["sh", "-c", "echo one; echo two >&2; exit 3"], "the vLLM server ended (exit code 3): two"),
-        (["sh", "-c", "exit 0"], "the vLLM server ended (exit code 0)"),
+        (["sh", "-c", "echo one; echo two >&2; exit 3"], "the vLLM server ended with exit code 3: two"),
+        (["sh", "-c", "exit 0"], "the vLLM server ended with exit code 0"),
         (["/no/such/vllm"], "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/vllm'"),
     ],
 )

@@ -96,6 +96,7 @@ def clips(low: float, high: float) -> dict[str, float]:
         ({"loss_type": "dr_grpo"}, "clipped", "seq-mean-token-sum-norm", {}),
         ({"loss_type": "bnpo", "delta": 4.0}, "clipped", "token-mean", {"objective.delta": 4.0}),
         ({"loss_type": "cispo", "epsilon_high": 5.0, "delta": 4.0}, "cispo", "token-mean", clips(1.0, 4.0)),
+        ({"loss_type": "cispo"}, "cispo", "token-mean", clips(1.0, -0.8)),
         ({"loss_type": "sapo", "sapo_temperature_neg": 1.1}, "sapo", PER_ROW, {"objective.tau_negative": 1.1}),
         (
             GSPO | {"epsilon": 3e-4, "epsilon_high": 4e-4},

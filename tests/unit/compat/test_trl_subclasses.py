@@ -14,7 +14,7 @@ from transformers import HfArgumentParser, Trainer
 from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.compat.trl import GRPOConfig, GRPOTrainer, rewards
-from oncurve.compat.trl.overrides import FREE, NOT_CALLED, OWN
+from oncurve.compat.trl.grpo_trainer import FREE, NOT_CALLED, OWN
 
 
 @dataclass

@@ -9,7 +9,7 @@ from fakes.tables import table
 from oncurve.config.loading import load_config
 from oncurve.config.sections import RunConfig
 from oncurve.config.sentences.equation import explain
-from oncurve.config.sentences.notes import RunFacts
+from oncurve.config.sentences.facts import RunFacts
 from oncurve.config.sentences.plan import plan
 from oncurve.models.loading import ModelConfig
 from oncurve.rollout import LocalEngine
@@ -90,6 +90,16 @@ def test_the_plan_says_when_clipping_can_bind():
         "the old log-probs are recomputed before the first update."
         in said("learner.minibatches=4", "learner.ppo_epochs=2")
     )
+
+
+def test_every_step_is_not_every_1_steps():
+    plans = (
+        said("eval.every=1", "data.kind=task", "checkpoint.every=1", "reference.every=1"),
+        said("checkpoint.every=2"),
+    )
+    assert "Evaluation before step 1 and every step on the held-out prompts" in plans[0]
+    assert "A checkpoint every step, the last 2 kept." in plans[0]
+    assert "A checkpoint every 2 steps, the last 2 kept." in plans[1]
 
 
 def test_the_plan_says_how_truncated_sampling_decodes_on_cuda(monkeypatch):

@@ -14,7 +14,7 @@ from oncurve.base.errors import UserError
 from oncurve.base.imports import locate
 from oncurve.config.layers import _absolute_value, read_layers
 from oncurve.data import read_file
-from oncurve.data.jsonl import read_jsonl
+from oncurve.data.formats import read_jsonl
 from oncurve.rewards import RewardSet
 from oncurve.run.commands.evaluation import evaluate_target
 from oncurve.run.directory.folder import RunDirectory

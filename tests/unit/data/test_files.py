@@ -17,7 +17,7 @@ from fakes.tables import table
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import load_config
 from oncurve.data import Files, InMemory, load_eval_rows, load_rows
-from oncurve.data.jsonl import first_twice, read_jsonl
+from oncurve.data.formats import first_twice, read_jsonl
 
 CHAT = [{"role": "user", "content": "Wie groß ist 2+2? 🙂"}]
 VERL = [

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from oncurve.base.errors import ConfigError, DataError, ModelError
 from oncurve.config import load_config
 from oncurve.data import Files, InMemory, PromptOrder, Prompts, Rows, load_rows, open_prompts
-from oncurve.data.template import fill, template_columns
+from oncurve.data.columns import fill, template_columns
 from oncurve.models import tiny
 from oncurve.types import Prompt
 

@@ -66,6 +66,15 @@ def test_a_rule_holds_once_a_state_has_lasted(rule, key, sick, changes) -> None:
     assert names(without) == []
 
 
+def test_a_setting_that_is_set_already_is_not_advised() -> None:
+    crowded = course(**{"time/processor_wait": 8.0})
+    (free,), (settled,) = (examine(case(crowded, settings={"run": {"threads": count}})) for count in (2, 1))
+    assert free.rule == settled.rule == "crowded-processors"
+    assert any("run.threads" in change for change in free.changes)
+    assert not any("run.threads" in change for change in settled.changes)
+    assert settled.changes[0] == "End the other work."
+
+
 def test_demonstrations_are_memorised_where_the_held_out_loss_rises_and_low_entropy_is_no_illness_there() -> None:
     settings = SETTINGS | {"advantage": {"kind": "demonstration"}}
     learned = [{**line, "eval/loss": 2.0 - 0.01 * line["step"]} for line in course(entropy=0.001)]

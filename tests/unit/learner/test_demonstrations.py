@@ -16,7 +16,7 @@ from oncurve.data import Demonstrations
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import KLPenalty, Regularizer, Reinforce, TokenMean
 from oncurve.models import wrap
-from oncurve.models.layers import replace_norms
+from oncurve.models.layers.rms_norm import replace_norms
 from oncurve.types import Group, Score, TrainBatch
 from oracles.plain_sft import IGNORED, plain_loss
 

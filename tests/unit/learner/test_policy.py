@@ -13,7 +13,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.batching import collate, shards
 from oncurve.cluster.ranks import GradientShards
 from oncurve.config import load_config
-from oncurve.learner import LearnerConfig, LocalLearner
+from oncurve.learner import LearnerConfig, LocalLearner, state_of, take_over
 from oncurve.learner.budget import Budget
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models.generic import GenericModel
@@ -311,11 +311,11 @@ def test_a_learner_that_takes_over_anothers_state_goes_on_to_the_same_bits(setti
         first.update(batch_of(first, seed=seed))
         first.move_reference(0.5)
     second.update(batch_of(second, seed=9))  # elsewhere
-    record, tensors = first.state()
-    second.take_over(record, {name: tensor.clone() for name, tensor in tensors.items()})
+    record, tensors = state_of(first)
+    take_over(second, record, {name: tensor.clone() for name, tensor in tensors.items()})
     for seed in (4, 5):
         results = [learner.update(batch_of(learner, seed=seed)) for learner in (first, second)]
         assert results[0].metrics.result() == results[1].metrics.result()
     assert first.changes == second.changes
-    for name, tensor in first.state()[1].items():
-        assert torch.equal(tensor, second.state()[1][name]), name
+    for name, tensor in state_of(first)[1].items():
+        assert torch.equal(tensor, state_of(second)[1][name]), name

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fakes.architectures import ARCHITECTURES, VOCABULARY, fast_model, prompts_of
-from fakes.decoding import request
+from fakes.decoding import graphs_of, request
 from fakes.recorder import record
 from oncurve.models.decode.cuda_graphs import capture_on
 from oncurve.models.decode.graph_buffers import GraphBuffers
@@ -81,19 +81,19 @@ def test_graphs_outlive_a_rollout_and_not_weights_that_moved():
     keys = torch.arange(4)
     asked = request(prompts_of(4, 6), keys, [], 6)
     assert [row.ids for row in loop(asked)] == [row.ids for row in on_the_host(model)(asked)]
-    captured = dict(buffers.graphs._replays)
+    captured = graphs_of(buffers)
     with torch.no_grad():  # a step of the optimizer: other numbers in the same place
         for parameter in model.module.parameters():
             parameter.mul_(1.01)
     other = request(prompts_of(3, 60, seed=5), keys, [], 7)
     assert [row.ids for row in loop(other)] == [row.ids for row in on_the_host(model)(other)]
     assert len(captured) > 0
-    assert captured.items() <= buffers.graphs._replays.items()
+    assert captured.items() <= graphs_of(buffers).items()
     weight = model.module.lm_head.weight
     weight.data = weight.data.clone()
-    captured = dict(buffers.graphs._replays)
+    captured = graphs_of(buffers)
     assert [row.ids for row in loop(other)] == [row.ids for row in on_the_host(model)(other)]
-    assert len(buffers.graphs) == 2 * len(captured)
+    assert len(graphs_of(buffers)) == 2 * len(captured)
 
 
 def test_a_model_with_buffers_decodes_in_them_and_keeps_them_until_they_are_freed():
@@ -123,8 +123,8 @@ def test_cuda_graphs_decode_what_the_cached_decoder_decodes(name, dtype):
     close = 1e-4 if dtype == torch.float32 else 5e-2
     for _ in range(2):
         assert worst_difference(*loops, *asked) <= close
-        assert len(buffers.graphs) > 0
-        assert buffers.graphs._capture is not None  # nothing was given up
+        assert len(graphs_of(buffers)) > 0
+        assert buffers.capture is not None  # nothing was given up
         buffers.release()
     assert isinstance(model.token_loop(), GraphLoop)
 

@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from fakes.architectures import fast_model, prompts_of
-from fakes.decoding import request
+from fakes.decoding import graphs_of, request
 from fakes.recorder import record
 from oncurve.base.errors import ModelError
 from oncurve.models import DecodeRequest
-from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop, graph_loop
-from oncurve.models.decode.graph_buffers import free_bytes, graph_rows
+from oncurve.models.decode import graph_loop
+from oncurve.models.decode.graph_buffers import GraphBuffers, free_bytes, graph_rows
+from oncurve.models.decode.graph_loop import GraphLoop
+from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.decode.paged_attention import PagedContext
 from oncurve.randomness import row_keys, uniform_at
 from oncurve.rollout.sampler import Sampler
@@ -45,12 +47,11 @@ def lognormal(count, mean, most):
 
 def test_kept_sets_come_from_the_loop_on_the_host():
     model = fast_model()
-    loop, _, asked, _ = pair(model)
-    host = HostLoop(model.decoder, CPU)
-    loop = GraphLoop(loop._buffers, *loop._model, host)
-    truncated = replace(asked, draw=TruncatedSampler(0.8, top_p=0.7), truncated=True)
-    assert loop(truncated) == host(truncated)
-    assert all(len(row.kept_sizes) == len(row.ids) for row in loop(truncated))
+    _, model._buffers, asked, _ = pair(model)
+    loop = model.token_loop(truncated=True)
+    assert isinstance(loop, HostLoop)
+    got = loop(replace(asked, draw=TruncatedSampler(0.8, top_p=0.7)))
+    assert all(len(row.kept_sizes) == len(row.ids) for row in got)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +161,10 @@ def test_nothing_is_captured_after_the_first_rollouts_of_each_kind():
     greedy = request(PROMPTS[:2], KEYS[:2], [5, 7], 40, temperature=0.0)
     for each in (asked, greedy):
         loop(each)
-    captured = dict(buffers.graphs._replays)
+    captured = graphs_of(buffers)
     for each in (asked, greedy, asked):
         loop(each)
-    assert buffers.graphs._replays == captured
+    assert graphs_of(buffers) == captured
 
 
 def test_logits_that_are_not_finite_are_an_error():
@@ -184,7 +185,7 @@ class NoStops:
         self.looked_at.append(len(ids))
         return torch.zeros(len(ids), dtype=torch.bool)
 
-    def finished(self, rows, ids, written):
+    def finished(self, row, written):
         raise AssertionError("no token is a candidate")
 
 

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from oncurve.machine import compiled
 from oncurve.machine.in_order import differentiated_in_order, lookups_in_order
-from oncurve.models.attention import sdpa
+from oncurve.models.attention.packed_rows import sdpa
 
 
 class Modes(TorchDispatchMode):

@@ -26,7 +26,10 @@ from fakes.recorder import record
 from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import ModelError
 from oncurve.models import GenericModel, TransformersModel, wrap
-from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop, graph_buffers
+from oncurve.models.decode import graph_buffers
+from oncurve.models.decode.graph_buffers import GraphBuffers
+from oncurve.models.decode.graph_loop import GraphLoop
+from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.decode.prefill import prefill
 from oracles.plain_forward import next_logits, plain_logits
 

@@ -148,8 +148,9 @@ def test_finite_rewards_are_numbers_or_faults(values: list[float], weight: float
     texts = ["x" * (index + 1) for index in range(len(values))]
     settings = {"kind": "python", "function": many if batch else one, "weight": weight}
     with RewardSet.build([settings, lambda completion_ids: 1.0 + 0.0 * len(values)]) as rewards:
-        scored = rewards.score([group(*texts)])
-        assert all(map(math.isfinite, rewards.metrics.values()))
+        with rewards.begin() as scoring:
+            scored = scoring.finish([group(*texts)])
+        assert all(map(math.isfinite, scoring.metrics.values()))
     for value, reward, fault in zip(values, rewards_of(scored), faults_of(scored), strict=True):
         usable = abs(value) <= LARGEST_REWARD and abs(value * weight) <= LARGEST_REWARD
         assert (reward, fault) == ((math.fsum([value * weight, 1.0]), None) if usable else (None, "not_finite"))

@@ -73,19 +73,19 @@ def test_a_nan_shows_in_the_logprob_and_the_id_stays_in_range(vocabulary):
     assert 0 <= ids[1] < vocabulary
 
 
-def written(tokens, rows):
-    """How a search reads the rows of `tokens (t, n)`."""
-    return lambda index, start: tokens[start:, rows[index]].tolist()
+def finished(search, row, ids):
+    """The text that a search finds in a row whose newest token is the last of `ids`; None: nothing."""
+    candidate = bool(search.candidates(torch.tensor(ids[-1:]))[0])
+    return search.finished(row, lambda start: ids[start:]) if candidate else None
 
 
 def run(tokenizer, stop, ids, prompt=()):
     """Feed one completion token by token: (tokens used, text), or None where no stop string came."""
     search = StopSearch(StopTable(tokenizer, stop), [tuple(prompt)])
-    tokens = torch.tensor(ids)[:, None]
-    for position in range(len(ids)):
-        found = search.finished(torch.tensor([0]), tokens[position], written(tokens[: position + 1], [0]))
-        if found:
-            return position + 1, found[0]
+    for used in range(1, len(ids) + 1):
+        text = finished(search, 0, list(ids[:used]))
+        if text is not None:
+            return used, text
     return None
 
 
@@ -177,13 +177,12 @@ def test_half_precision_logits_are_widened_first(vocabulary, temperature):
     assert torch.equal(ids, sample(logits.float(), u, temperature)[0])
 
 
-def test_rows_are_searched_apart_and_finished_ones_are_no_longer_asked_for():
+def test_rows_are_searched_apart():
     search = StopSearch(StopTable(ByteTokenizer(), ("ab",)), [(), (), ()])
-    tokens = torch.tensor([list(b"axa"), list(b"bab"), list(b"bbb")])
-    assert search.finished(torch.arange(3), tokens[0], written(tokens[:1], range(3))) == {}
-    assert search.finished(torch.arange(3), tokens[1], written(tokens[:2], range(3))) == {0: "", 2: ""}
-    assert search.finished(torch.tensor([1]), tokens[2, 1:2], written(tokens, [1])) == {1: "x"}
-    assert search.finished(torch.tensor([], dtype=torch.long), tokens[2, :0], written(tokens, [])) == {}
+    rows = [list(b"ab"), list(b"xab"), list(b"ab")]
+    found = [[finished(search, row, ids[: 1 + step]) for row, ids in enumerate(rows)] for step in range(3)]
+    assert found[:2] == [[None, None, None], ["", None, ""]]
+    assert found[2][1] == "x"
 
 
 def test_only_tokens_that_can_complete_a_stop_string_are_candidates():

@@ -173,6 +173,16 @@ def test_runs_are_listed_with_state_step_best_and_age_the_last_first(tmp_path: P
     assert list_runs(tmp_path / "a")[0].cells()[3] == "eval/reward 0.5 at 4"
 
 
+def test_a_run_in_its_warm_start_says_so(tmp_path: Path) -> None:
+    lay_out(tmp_path / "run", age=7200)
+    lay_out(tmp_path / "run" / "sft", {"step": 1}, age=60)
+    (run,) = list_runs(tmp_path)
+    assert run.cells()[2:] == ("warm start", "-", "1 min")
+    assert (run.to_json()["step"], "warm_start" in run.to_json()) == (0, False)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 2}\n')
+    assert list_runs(tmp_path)[0].cells()[2] == "2/20"
+
+
 def test_a_run_that_cannot_be_read_leaves_the_others_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(path: Path) -> Any:
         if path.name == "theirs":

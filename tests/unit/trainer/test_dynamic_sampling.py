@@ -27,7 +27,7 @@ from oncurve.report import RolloutIndex
 from oncurve.rollout import EngineBase
 from oncurve.trainer import DynamicSampling, EntropyControl, Trainer, TrainerState
 from oncurve.trainer.groups.surplus import SurplusGroup, load_surplus, save_surplus
-from oncurve.trainer.result import Collected
+from oncurve.trainer.state import Collected
 from oncurve.types import Completion, Group, Prompt, Score, TokenLoss, TokenStats
 
 

@@ -27,7 +27,7 @@ from oncurve.base.output import urgent
 from oncurve.cluster.ranks.conversation import RankedLearner, joined
 from oncurve.cluster.ranks.rank import added, norm_of
 from oncurve.cluster.ranks.shards import GradientShards, few_shards
-from oncurve.learner import Accumulated, LocalLearner, UpdateResult
+from oncurve.learner import Accumulated, LocalLearner, UpdateResult, state_of
 from oncurve.machine.threads import computing_threads
 from oncurve.models import LocalWeights
 from oncurve.parallel import ALONE, LostRankError, World, shards_of
@@ -209,7 +209,7 @@ class FleetLearner(RankedLearner):
             self._join(up)
         for rank, member in enumerate(self.members, 1):
             if self._state_of.get(member, 0) != self._state:
-                record, tensors = self.local.state()
+                record, tensors = state_of(self.local)
                 shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
                 call = self.call(member, "take_over", record, shapes)
                 self._world.send([tensor.contiguous() for tensor in tensors.values()], rank)

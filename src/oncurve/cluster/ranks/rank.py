@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oncurve.cluster.ranks.shards import GradientShards
-from oncurve.learner import Accumulated, LocalLearner
+from oncurve.learner import Accumulated, LocalLearner, take_over
 from oncurve.machine.threads import begin_process
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel
@@ -60,7 +60,7 @@ class Rank:
         """Become as rank 0, which sends its tensors. Raises LostRankError: nothing has changed."""
         tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
         self._world.receive(list(tensors.values()), 0)
-        self.learner.take_over(record, tensors)
+        take_over(self.learner, record, tensors)
 
     def accumulate(self, pieces: Mapping[int, TrainBatch | None], shards: int) -> dict[int, Accumulated]:
         """Return the gradient of this rank's shards, added to the others' in the tree; loss and statistics of its

@@ -10,22 +10,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
+    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.tensor import DTensor
 
-from oncurve.cluster.sharding.connection import gathered
+from oncurve.cluster.sharding.connection import gathered, library
 from oncurve.cluster.sharding.exchange import DirectGather, DirectReduce
 from oncurve.learner import widened
 from oncurve.models import CausalModel
-
-library: Any = distributed
 
 
 class Division:
@@ -59,7 +59,7 @@ class Division:
         for layer in [*_layers_of(own.module), root]:
             replace_parameters(layer, lambda parameter: self._from_first(parameter, dtype, frozen))
             fully_shard(layer, mesh=self._mesh, mp_policy=precision, offload_policy=offload)
-        for layer in [unit for unit in root.modules() if isinstance(unit, distributed.fsdp.FSDPModule)]:
+        for layer in [unit for unit in root.modules() if isinstance(unit, FSDPModule)]:
             layer.set_gradient_divide_factor(1.0)
             layer.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
             if on_cpu:
@@ -135,7 +135,7 @@ def local(tensor: Any) -> Tensor:
 
 def replace_parameters(module: nn.Module, made_of: Callable[[nn.Parameter], nn.Parameter]) -> None:
     """Put `made_of(parameter)` in the place of each parameter, tied ones once; shards stay."""
-    before = [parameter for parameter in module.parameters() if not isinstance(parameter, distributed.tensor.DTensor)]
+    before = [parameter for parameter in module.parameters() if not isinstance(parameter, DTensor)]
     made = {id(parameter): made_of(parameter) for parameter in before}
     for part in module.modules():
         for name, parameter in list(part.named_parameters(recurse=False, remove_duplicate=False)):

@@ -16,10 +16,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-library: Any = distributed
+from oncurve.cluster.sharding.connection import library
 
 
 def waited(works: Sequence[Any]) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import cloudpickle
-import torch
 from torch import nn
 
-from oncurve.processes.fleets import ProcessorPickler
+from oncurve.cluster.sharding.divided import on_meta
+from oncurve.processes.fleets import ProcessorPickler, pickled
 
 
 class Outline:
@@ -26,9 +25,7 @@ class Outline:
         return self._make(*arguments, **others)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
-        buffer = io.BytesIO()
-        _Pickler(buffer).dump(self._make)
-        return cloudpickle.loads, (buffer.getvalue(),)
+        return cloudpickle.loads, (pickled(self._make, _Pickler),)
 
 
 class _Pickler(ProcessorPickler):
@@ -37,12 +34,8 @@ class _Pickler(ProcessorPickler):
         pickled.
         """
         if isinstance(obj, nn.Parameter):
-            return _on_meta, (obj.shape, obj.dtype, obj.requires_grad)
+            return on_meta(obj).__reduce_ex__(2)  # type: ignore[no-untyped-call]
         return super().reducer_override(obj)
-
-
-def _on_meta(shape: torch.Size, dtype: torch.dtype, trained: bool) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=trained)
 
 
 def offloading(recipe: Callable[..., Any], make: Callable[..., Any], **others: Any) -> Any:

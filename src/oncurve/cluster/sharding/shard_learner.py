@@ -19,15 +19,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from oncurve.base.errors import CheckpointError
 from oncurve.batching import micro_batches
 from oncurve.cluster.sharding.adapter_rows import AdapterRows
-from oncurve.cluster.sharding.connection import gathered
+from oncurve.cluster.sharding.connection import gathered, library
 from oncurve.cluster.sharding.divided import Divided, Division, local, on_meta, replace_parameters
 from oncurve.cluster.sharding.exchange import waited
 from oncurve.cluster.sharding.sharded_files import file_of, load_part, rows_of
@@ -50,8 +51,6 @@ from oncurve.learner import (
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, module_device, token_stats
 from oncurve.types import TokenStats, TrainBatch
-
-library: Any = distributed
 
 
 @dataclass(frozen=True)
@@ -116,12 +115,10 @@ class ShardLearner(LocalLearner):
         for model in (whole, given) if self.rank else ():
             if model is not None:
                 replace_parameters(model.module, on_meta)  # this rank has its shards alone
-        holder, rows = nn.Module(), self._policy.rows
-        trained = [name for name, parameter in self._policy.parameters.items() if parameter.requires_grad]
-        self._numbers = {name: str(number) for number, name in enumerate(trained)}
-        for name, number in self._numbers.items():
-            holder.register_parameter(number, nn.Parameter(rows[name]))
-        return ShardAdamW(holder, None, **config.adamw)
+        rows, parameters = self._policy.rows, self._policy.parameters
+        trained = {name: nn.Parameter(rows[name]) for name, one in parameters.items() if one.requires_grad}
+        as_module: Any = SimpleNamespace(named_parameters=trained.items)
+        return ShardAdamW(as_module, None, **config.adamw)
 
     def _reference_of(self, given: CausalModel | None, dtype: torch.dtype | None) -> tuple[Divided, Reference]:
         """Return what `Reference.of` makes, in shards, and the model that computes it."""
@@ -160,11 +157,10 @@ class ShardLearner(LocalLearner):
                 loss += self._backward(micro, metrics)
             else:
                 self._backward(_weightless(micro), Metrics())
-        for name, number in self._numbers.items():
+        for name, mine in self.optimizer.parameters.items():
             parameter = self._policy.parameters[name]
             gradient, parameter.grad = parameter.grad, None
-            if gradient is not None:
-                self.optimizer.parameters[number].grad = local(gradient)
+            mine.grad = None if gradient is None else local(gradient)
         return Accumulated(loss.cpu(), metrics)
 
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
@@ -190,7 +186,7 @@ class ShardLearner(LocalLearner):
     def publish(self) -> None:
         """Fill rank 0's `whole` with the weights as they are now, in the compute dtype."""
         whole = dict(self.whole.module.named_parameters())
-        for name in self._numbers:
+        for name in self.optimizer.trained:
             self._collect(name, whole[name].detach())
 
     def _collect(self, name: str, whole: Tensor) -> None:
@@ -258,25 +254,20 @@ class ShardLearner(LocalLearner):
         """
         moved = self.reference if self.reference is not None and self.reference.version else None
         reference = {} if moved is None else {f"reference.{name}": rows for name, rows in moved.state().items()}
-        save_tensors(folder / file_of(self.rank, self.size), self._stored() | reference)
+        save_tensors(folder / file_of(self.rank, self.size), self.optimizer.state() | reference)
         return {
             "reference": 0 if moved is None else moved.version,
             "steps": self.optimizer.steps,
-            "attempts": self._attempts,
+            "attempts": self.pace.attempts,
             "tokens_per_micro_batch": self.budget.tokens,
             "ranks": self.size,
             "shapes": self._shapes,
-        } | ({} if self._frozen is None or self.rank else {"base": self._frozen.digest()})
+        } | ({} if self._frozen is None or self.rank else {"base": self._frozen.digest})
 
     @property
     def _shapes(self) -> dict[str, list[int]]:
         """The whole shape of each trained parameter."""
-        return {name: self._policy.shapes[name] for name in self._numbers}
-
-    def _stored(self) -> dict[str, Tensor]:
-        names = {number: name for name, number in self._numbers.items()}
-        found = {key.partition(".")[::2]: tensor for key, tensor in self.optimizer.state().items()}
-        return {f"{kind}.{names[number]}": tensor for (kind, number), tensor in found.items()}
+        return {name: self._policy.shapes[name] for name in self.optimizer.trained}
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
         """Restore what `save` wrote, whatever the number of ranks that wrote it. Raises CheckpointError."""
@@ -293,17 +284,11 @@ class ShardLearner(LocalLearner):
         if moved and self.reference is not None:
             names |= {f"reference.{name}": self._referring.shapes[name] for name in self.reference.names}
         parts = load_part(folder, int(meta["ranks"]), names, self.rank, self.size)
-        tensors, rows = {}, {}
-        for key, tensor in parts.items():
-            kind, _, name = key.partition(".")
-            if kind == "reference":
-                rows[name] = tensor
-            else:
-                tensors[f"{kind}.{self._numbers[name]}"] = tensor
+        rows = {key.partition(".")[2]: parts.pop(key) for key in list(parts) if key.startswith("reference.")}
         if moved and self.reference is not None:
             self.reference.take_over(moved, rows)
-        self.optimizer.load_state(tensors, int(meta["steps"]))
-        self._attempts = int(meta["attempts"])
+        self.optimizer.load_state(parts, int(meta["steps"]))
+        self.pace.attempts = int(meta["attempts"])
         self.budget.lower_to(int(meta["tokens_per_micro_batch"]))
         self.publish()
 

@@ -17,7 +17,7 @@ import math
 import resource
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from oncurve.base.errors import ConfigError, TrainingError
-from oncurve.cluster.vllm.server import DEVELOPER, ROUTE, VllmServer, command_line, start_server
+from oncurve.cluster.vllm.server import DEVELOPER, ROUTE, VllmServer, start_server
 from oncurve.models import CausalModel, Weights, save
 from oncurve.processes import Minder
 from oncurve.randomness import row_keys
@@ -92,7 +92,8 @@ class VllmEngine(EngineBase):
         self._folder, self._version = self._minder.folder / f"version-{weights.version}", weights.version
         save(model.module, None, self._folder, adapter=model.adapter)
         if self._server is None:
-            self._server = start_server(self._minder, self._key, self._command(model))
+            dtype = str(next(model.module.parameters()).dtype).removeprefix("torch.")
+            self._server = start_server(self._minder, self._key, self._folder, dtype, self._gpus, self._arguments)
             self._server.wait_until_ready(self._seconds)
             self._longest = self._server.longest_row()
             self._server.name_weights(str(self._version))
@@ -100,10 +101,6 @@ class VllmEngine(EngineBase):
             self._server.update(self._folder, str(self._version), self._seconds)
         self._model = model
         self.check()
-
-    def _command(self, model: CausalModel) -> Callable[[int], Sequence[str]]:
-        dtype = str(next(model.module.parameters()).dtype).removeprefix("torch.")
-        return lambda port: command_line(self._folder, port, dtype, self._gpus, self._arguments)
 
     def check(self) -> float:
         """Return the mean absolute difference between the server's log-probs of a few tokens and those of the weights.

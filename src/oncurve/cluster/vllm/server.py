@@ -1,6 +1,6 @@
 """One vLLM server, and its HTTP routes.
 
-    server = start_server(minder, key, lambda port: command_line(folder, port, "float32", 1, ()))
+    server = start_server(minder, key, folder, "float32", 1, ())
     server.wait_until_ready(seconds=600)
     answer = server.post("/inference/v1/generate", {...}, seconds=600)
     server.update(other_folder, "3", seconds=600)
@@ -16,7 +16,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +141,8 @@ def command_line(model: Path, port: int, dtype: str, gpus: int, more: Sequence[s
     return [*begin, "--skip-tokenizer-init", *NEEDED, *parts, *more]
 
 
-def start_server(minder: Minder, key: str, command: Callable[[int], Sequence[str]]) -> VllmServer:
-    """Return the server that `command(port)` starts, with a free port of the loopback device; it is not ready yet.
+def start_server(minder: Minder, key: str, model: Path, dtype: str, gpus: int, more: Sequence[str]) -> VllmServer:
+    """Return the server of a `command_line`, on a free port of the loopback device; it is not ready yet.
 
     key   which it has from the environment of the minder, and without which its guard lets no request through
     """
@@ -151,5 +151,6 @@ def start_server(minder: Minder, key: str, command: Callable[[int], Sequence[str
         port = free.getsockname()[1]
     shutil.copy(guard.__file__, minder.folder / "oncurve_guard.py")
     found = os.pathsep.join(filter(None, [str(minder.folder), os.environ.get("PYTHONPATH")]))
-    minder.start(["env", f"PYTHONPATH={found}", *command(port), "--middleware", "oncurve_guard.Guard"])
+    command = command_line(model, port, dtype, gpus, more)
+    minder.start(["env", f"PYTHONPATH={found}", *command, "--middleware", "oncurve_guard.Guard"])
     return VllmServer(f"http://127.0.0.1:{port}", key, minder)

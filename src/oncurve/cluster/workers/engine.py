@@ -11,6 +11,7 @@ the shards, not the workers, are part of the result, no fault changes a bit, and
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from oncurve.base.errors import ConfigError, UserError
 from oncurve.base.output import urgent
 from oncurve.cluster.facts import groups_together
-from oncurve.cluster.workers.queue import Busy, Call, Rollout
+from oncurve.cluster.workers.queue import Call, Rollout
 from oncurve.cluster.workers.weights import Snapshot
 from oncurve.machine.threads import computing_threads
 from oncurve.models import CausalModel, Weights
@@ -68,7 +69,8 @@ class FleetEngine(EngineBase):
         self._snapshot: Snapshot | None = None
         self._calls, self._has = dict[int, Call](), dict[int, tuple[int, str]]()
         self._said, self._alive_at = set[str](), 0.0
-        self._busy, self._measured = Busy(), defaultdict[str, float](float)
+        self._worked, self._counting = 0.0, threading.Lock()  # guards it, and which calls there are
+        self._measured = defaultdict[str, float](float)
 
     @property
     def exact(self) -> bool:
@@ -95,9 +97,8 @@ class FleetEngine(EngineBase):
         if self._fleet is not None:
             self._fleet.close()
         self._fleet = self._snapshot = None
-        for worker in self._calls:
-            self._busy.ends(worker)
-        self._calls.clear()
+        for worker in list(self._calls):
+            self._ended(worker)
         self._has.clear()
         self.local.close()
 
@@ -114,9 +115,13 @@ class FleetEngine(EngineBase):
     def worked(self) -> float | None:
         """Return seconds for which a worker had a shard so far, or copied weights for it: the mean over all workers.
 
-        None: no worker samples for this engine.
+        None: no worker samples for this engine. Any thread may ask at any time.
         """
-        return None if self._make_fleet is None else self._busy.seconds() / self._workers
+        if self._make_fleet is None:
+            return None
+        with self._counting:
+            now = time.perf_counter()
+            return (self._worked + sum(now - call.began for call in self._calls.values())) / self._workers
 
     def generate(
         self,
@@ -206,8 +211,8 @@ class FleetEngine(EngineBase):
                 self._measured["cluster/weights_seconds"] += time.perf_counter() - began
             prompts, firsts = rollout.begin(index)
             number = fleet.call(worker, "decode", snapshot.digest, prompts, rollout.draw, rollout.sampling, firsts)
-            self._calls[worker] = Call(number, index, snapshot, time.monotonic() + self._limit)
-            self._busy.begins(worker)
+            with self._counting:
+                self._calls[worker] = Call(number, index, snapshot, began, time.monotonic() + self._limit)
 
     def _hear(self, fleet: Fleet, rollout: Rollout, seconds: float) -> None:
         """Act on what has happened within so many `seconds`. A worker that has failed ends, too."""
@@ -217,8 +222,7 @@ class FleetEngine(EngineBase):
                 self._lost(event)
             elif not isinstance(event, Replied) or call is None or call.number != event.number:
                 continue  # the weights were taken, or a worker has failed, whose end follows
-            self._calls.pop(event.process, None)
-            self._busy.ends(event.process)
+            self._ended(event.process)
             if call is None or call.index is None:
                 continue
             if isinstance(event, ProcessEnded):
@@ -228,6 +232,12 @@ class FleetEngine(EngineBase):
                 rollout.own.append(call.index)
             else:
                 rollout.keep(call.index, event.value)
+
+    def _ended(self, worker: int) -> None:
+        """A worker has nothing to do any more."""
+        with self._counting:
+            if (call := self._calls.pop(worker, None)) is not None:
+                self._worked += time.perf_counter() - call.began
 
     def _again(self, rollout: Rollout, index: int) -> None:
         """A worker was lost with a shard."""

@@ -6,8 +6,6 @@ a function of the batch alone, and with them the result, whatever processes deco
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,35 +72,11 @@ class Call:
 
     index        of the rollout's shard; None: of one that was given up
     snapshot     the weights by which it decodes; their copy is there as long as the worker may read it
+    began        when the worker got it, in seconds of `time.perf_counter`
     """
 
     number: int
     index: int | None
     snapshot: Snapshot
+    began: float
     deadline: float
-
-
-class Busy:
-    """The seconds for which processes have had something to do, of all together. Any thread may ask at any time."""
-
-    def __init__(self) -> None:
-        self._since = dict[int, float]()
-        self._over = 0.0
-        self._changing = threading.Lock()
-
-    def begins(self, process: int) -> None:
-        """`process` has something to do from now on; if it had before, nothing changes."""
-        with self._changing:
-            self._since.setdefault(process, time.perf_counter())
-
-    def ends(self, process: int) -> None:
-        """It has nothing to do any more, or has ended."""
-        with self._changing:
-            now = time.perf_counter()
-            self._over += now - self._since.pop(process, now)
-
-    def seconds(self) -> float:
-        """Return the sum up to now."""
-        with self._changing:
-            now = time.perf_counter()
-            return self._over + sum(now - since for since in self._since.values())

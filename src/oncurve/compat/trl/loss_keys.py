@@ -65,15 +65,10 @@ def epsilon(value: Any, values: Values) -> Made:
 
 
 def epsilon_high(value: Any, values: Values) -> Made:
-    """Return the upper bound. Raises ConfigError: as the largest weight of CISPO it would shrink every gradient."""
+    """Return the upper bound, which is the largest weight itself in CISPO."""
     kind = objective(value, values)
     if kind == "cispo":
         bound = values["epsilon"] if value is None else value
-        if bound < 1:
-            raise ConfigError(
-                f"with loss_type='cispo' it is the largest weight of a token, and {bound:g} would shrink the gradient "
-                "of every token to that share; write epsilon_high=5.0, the value of ScaleRL"
-            )
         return {"objective.clip_low": 1.0, "objective.clip_high": bound - 1.0}
     return {} if value is None or kind == "sapo" else {"objective.clip_high": value}
 

@@ -1,1 +1,1 @@
-"""Sentences about a configuration: the plan, its notes, and the objective as an equation."""
+"""Sentences about a configuration: the plan with its notes, the objective as an equation, the meaning of a key."""

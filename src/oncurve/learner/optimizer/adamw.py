@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +23,6 @@ SLICE = 2**17
 
 ACCELERATOR_SLICE = 2**24
 """The same on other devices, where starting a kernel is expensive and no cache holds a slice."""
-
-
-@dataclass(frozen=True)
-class Hyperparameters:
-    """The settings of AdamW other than the learning rate."""
-
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -129,8 +121,11 @@ class Workspace:
 class SlicedAdamW:
     """AdamW (arXiv:1711.05101) over masters and their moments, in place, one slice of the parameters after another."""
 
-    def __init__(self, masters: Mapping[str, Master], numbers: Hyperparameters, rounded_moments: bool) -> None:
-        """`masters`: by name. `rounded_moments`: the moments are in bfloat16 rather than the masters' precision."""
+    def __init__(self, masters: Mapping[str, Master], numbers: Mapping[str, Any], rounded_moments: bool) -> None:
+        """`masters`: by name. `numbers`: torch's arguments of AdamW other than the learning rate.
+
+        `rounded_moments`: the moments are in bfloat16 rather than the masters' precision.
+        """
         self.moments: dict[str, Moments] = {}
         self._masters = masters
         self._numbers = numbers
@@ -186,12 +181,9 @@ class SlicedAdamW:
             list(done.unbind()),
             fused=workspace.fused,
             amsgrad=False,
-            beta1=self._numbers.betas[0],
-            beta2=self._numbers.betas[1],
-            lr=learning_rate,
-            weight_decay=self._numbers.weight_decay,
-            eps=self._numbers.epsilon,
             maximize=False,
+            lr=learning_rate,
+            **self._numbers,
         )
         for index, piece in enumerate(batch):
             self._masters[piece.name].store_slice(piece.start, piece.stop, weights[index])

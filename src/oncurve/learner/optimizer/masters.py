@@ -4,13 +4,13 @@
     master "split"     the weight is the master's high half, an int16 its low half (2 + 2 bytes): the same 32 bits
     moment "float32"   4 bytes;   "bfloat16"   2 bytes, rounded stochastically
 
-A step works on slices: `load_slice` gives a slice in full precision, `store_slice` writes it back. No temporary tensor
-has a parameter's full size, and a slice stays in the processor's cache between the two calls.
+A step works on slices: `load_slice` gives elements `start` to `stop`, flat, in full precision: a view of the master, or
+`scratch`, filled. `store_slice` writes them back, changed, and the parameter follows. No temporary tensor has a
+parameter's full size, and a slice stays in the processor's cache between the two calls. `stored` is what a checkpoint
+holds of a master, as views; `refresh` makes the parameter follow it, after that was written to.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,28 +18,6 @@ from torch import Tensor, nn
 from oncurve.models.head import keep_gradient
 
 HALF = (torch.bfloat16, torch.float16)
-
-
-class Master(Protocol):
-    """The full-precision value of one parameter, in `dtype`, and how the parameter follows it."""
-
-    parameter: nn.Parameter
-    dtype: torch.dtype
-
-    def whole(self) -> Tensor:
-        """Return the whole master in the parameter's shape. It may be a copy, so do not write to it."""
-
-    def load_slice(self, start: int, stop: int, scratch: Tensor) -> Tensor:
-        """Return elements `start` to `stop`, flat, in full precision: a view of the master, or `scratch`, filled."""
-
-    def store_slice(self, start: int, stop: int, values: Tensor) -> None:
-        """Write back what `load_slice` gave, changed; the parameter follows. `values` is undefined afterwards."""
-
-    def stored(self) -> dict[str, Tensor]:
-        """Return what a checkpoint holds of it, by kind. Views."""
-
-    def refresh(self) -> None:
-        """Make the parameter follow what `stored` holds, after that was written to."""
 
 
 class WholeMaster:
@@ -51,7 +29,7 @@ class WholeMaster:
         self.dtype = master.dtype
 
     def whole(self) -> Tensor:
-        """Return the master itself."""
+        """Return the master itself; do not write to it."""
         return self._master
 
     def load_slice(self, start: int, stop: int, scratch: Tensor) -> Tensor:
@@ -103,7 +81,7 @@ class SplitMaster:
         return scratch
 
     def store_slice(self, start: int, stop: int, values: Tensor) -> None:
-        """Split the slice into the two halves."""
+        """Split the slice into the two halves; `values` is undefined afterwards."""
         bits = values.view(torch.int32)
         self._low.view(-1)[start:stop].copy_(bits)  # the low 16 bits: int32 to int16 wraps
         high = bits.add_(1 << 15).bitwise_right_shift_(16)
@@ -115,6 +93,10 @@ class SplitMaster:
 
     def refresh(self) -> None:
         """The parameter is the high half: there is nothing to do."""
+
+
+Master = WholeMaster | SplitMaster
+"""The full-precision value of one parameter, in `dtype`, and how the parameter follows it."""
 
 
 def widened(tensor: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ What is not: loss scaling for float16, sharded parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from oncurve import durable
 from oncurve.base.errors import CheckpointError, ModelError
 from oncurve.durable import LazyTensors
-from oncurve.learner.optimizer.adamw import Hyperparameters, SlicedAdamW
+from oncurve.learner.optimizer.adamw import SlicedAdamW
 from oncurve.learner.optimizer.masters import cast_parameter, make_master, widened
 from oncurve.learner.stored_once import KnownByHash, StoredOnce
 from oncurve.models.head import kept_gradient
@@ -46,6 +47,28 @@ def scheduled_rate(peak: float, update: int, total: int, warmup: int, schedule: 
     progress = min(1.0, (update - warmup) / max(1, total - warmup))
     factors = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
     return peak * factors[schedule]
+
+
+@dataclass
+class Pace:
+    """The learning rate of each update of a run, and how far the run is in it.
+
+    total      updates of the run
+    warmup     of so many updates, those that warm up
+    attempts   updates begun so far, skipped ones included
+    """
+
+    peak: float
+    schedule: Schedule
+    total: int = 0
+    warmup: Callable[[int], int] = lambda total: 0
+    attempts: int = 0
+
+    def next(self) -> float:
+        """Return the learning rate of the next update, and count it as begun."""
+        rate = scheduled_rate(self.peak, self.attempts, self.total, self.warmup(self.total), self.schedule)
+        self.attempts += 1
+        return rate
 
 
 class MasterAdamW:
@@ -97,7 +120,7 @@ class MasterAdamW:
         self._skip_empty = skip_empty_updates
         self._stored = StoredOnce()
         self._base = KnownByHash(self.frozen) if has_base else None
-        numbers = Hyperparameters(betas, epsilon, weight_decay)
+        numbers = {"beta1": betas[0], "beta2": betas[1], "eps": epsilon, "weight_decay": weight_decay}
         self._adamw = SlicedAdamW(self._masters, numbers, moments == "bfloat16")
 
     @property
@@ -140,6 +163,17 @@ class MasterAdamW:
     def gradient_norm(self) -> float:
         """Return the Euclidean norm of the whole accumulated gradient; not finite if any part of it is not."""
         return float(torch.nn.utils.get_total_norm(self.gradients().values()))
+
+    def refusal(self, loss: float, norm: float) -> str | None:
+        """Return why an update of this loss and gradient norm makes no step, and drop its gradient; None: both are
+        finite. The reason names the first parameter whose gradient is not.
+        """
+        if math.isfinite(loss) and math.isfinite(norm):
+            return None
+        broken = [name for name, gradient in self.gradients().items() if not bool(gradient.isfinite().all())]
+        self.zero_grad()
+        where = f", first in {broken[0]} ({len(broken)} of {len(self.trained)} parameters)" if broken else ""
+        return f"loss {loss:.4g}, gradient norm {norm:.4g}{where}"
 
     @torch.no_grad()
     def step(self, learning_rate: float, norm: float, max_norm: float = 0.0) -> bool:
@@ -208,7 +242,7 @@ class MasterAdamW:
         """
         durable.save_tensors(folder / f"{name}.safetensors", self.state())
         if self._base is not None:
-            return {"steps": self.steps, "base": self._base.digest()}
+            return {"steps": self.steps, "base": self._base.digest}
         return {"steps": self.steps, "frozen": self._stored.save(folder, 0, self.frozen_here)}
 
     @torch.no_grad()

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from oncurve.base.errors import ModelError
 from oncurve.durable import LazyTensors
-from oncurve.models.adapters import LoraSettings, put_adapter
+from oncurve.models.adapters.inject import put_adapter
+from oncurve.models.adapters.settings import LoraSettings
 from oncurve.models.classifiers.classifier import Classifier
-from oncurve.models.loading import save
+from oncurve.models.loading.saving import save
 
 
 def with_adapter(classifier: Classifier, lora: LoraSettings, seed: int) -> Classifier:

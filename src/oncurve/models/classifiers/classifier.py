@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from oncurve.base.errors import ModelError
-from oncurve.models.adapters import Adapter
-from oncurve.models.loading import apply_template, has_template
+from oncurve.models.adapters.adapter import Adapter
+from oncurve.models.loading.chat_templates import apply_template, has_template
 from oncurve.types import Messages
 
 HeadKind = Literal["outcome", "process"]

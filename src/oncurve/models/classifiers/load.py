@@ -13,19 +13,13 @@ from torch import nn
 
 from oncurve.base.errors import ModelError
 from oncurve.models.classifiers.classifier import Classifier, HeadKind
-from oncurve.models.layers import aligned, hold_rotations, positions_of
-from oncurve.models.loading import (
-    DTYPES,
-    device_of,
-    directory_of,
-    explained,
-    load_config,
-    load_module,
-    load_tokenizer,
-    offline,
-    online,
-    quiet,
-)
+from oncurve.models.layers.alignment import aligned
+from oncurve.models.layers.lengths import positions_of
+from oncurve.models.layers.rotation import hold_rotations
+from oncurve.models.loading.checks import directory_of, explained, load_config, load_module, load_tokenizer
+from oncurve.models.loading.hub import offline, online
+from oncurve.models.loading.precision import DTYPES, device_of
+from oncurve.models.loading.silence import quiet
 
 ARCHITECTURES: dict[HeadKind, str] = {"outcome": "ForSequenceClassification", "process": "ForTokenClassification"}
 NAMES: dict[HeadKind, str] = {"outcome": "a sequence classifier", "process": "a token classifier"}

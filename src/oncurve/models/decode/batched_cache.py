@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from oncurve.models.attention import attend_part, merge_softmax
+from oncurve.models.attention.merge import attend_part, merge_softmax
 from oncurve.models.decode.prefill import Prefixes
 
 _FIRST_CAPACITY = 64

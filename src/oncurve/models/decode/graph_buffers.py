@@ -15,7 +15,7 @@ per number of rows and settings, and serve every later rollout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -23,20 +23,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oncurve.base.output import warn
 from oncurve.machine.compiled import compiled
-from oncurve.models.adapters import factors_in_use
-from oncurve.models.causal import Draw, Head
-from oncurve.models.decode.cuda_graphs import Capture, Graphs
+from oncurve.models.adapters.layer import factors_in_use
+from oncurve.models.causal import DecodeRequest, Draw, Head
+from oncurve.models.decode.cuda_graphs import Capture, Step
 from oncurve.models.decode.paged_attention import PAGE, Layers, PagedContext
 from oncurve.models.decode.prefill import Run, prefill
 from oncurve.randomness import uniform_at
+from oncurve.types import Ending, sent
 
 STEPS_AT_ONCE = 8
 """Steps between two reports: a row that ends is computed for nothing until the host has read the next one. At least as
 many as run before a capture: no row has pages for more."""
 
-GROWING, EOS, LENGTH = range(3)
-"""The state of a row: it grows, or what ended it."""
+ENDINGS: tuple[Ending | None, ...] = (None, "eos", "length")
+"""What ended a row, by its state; None: it grows."""
+
+_GROWING, _EOS, _LENGTH = range(3)
 
 _STATE, _COUNT, _KEY, _LAST, _FIRST, _PADDING = range(6)
 
@@ -81,15 +85,15 @@ class GraphBuffers:
     """The tensors of at most R rows, and the graphs that work in them; kept from one rollout to the next.
 
     A model's copies share them, one rollout after another: graphs are kept by the addresses of the weights they read.
+
+    capture   None: steps are called as they are, so that everything here runs, and is tested, on a CPU
     """
 
     most_rows: int | None = None
     """At most so many rows, since more did not fit into memory; None: they always have."""
 
     def __init__(self, device: torch.device, capture: Capture | None) -> None:
-        self.device = device
-        self.graphs = Graphs(capture)
-        self._ends: dict[tuple[int, ...], Tensor] = {}
+        self.device, self.capture = device, capture
         self.release()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphBuffers:
@@ -101,37 +105,32 @@ class GraphBuffers:
 
     def release(self) -> None:
         """Free all memory."""
-        self.graphs.forget()
-        self._models: dict[tuple[int, ...], int] = {}
+        self.graphs: dict[tuple[int, ...], dict[Hashable, Step]] = {}
         self.rows = self._columns = self._pages = 0
         self.layers: dict[int, Sequence[Tensor]] = {}
         self.free: list[int] = []
         self.state = self.table = self.hidden = self._written = torch.empty(0)
 
-    def begin(
-        self, run: Run, module: nn.Module, logits: Head, rows: int, prompts: Sequence[Tensor], new_tokens: int
-    ) -> None:
-        """Start a rollout of the model without rows, with all pages free.
+    def begin(self, run: Run, module: nn.Module, logits: Head, request: DecodeRequest, rows: int) -> None:
+        """Start a request of at most `rows` rows at a time: there are none yet, and all pages are free.
 
         run        the model's body
         module     the model, whose weights may have moved since graphs were captured: those are not used then
         logits     the model's head
         """
-        self._run, self._logits, own = run, logits, pages_of(new_tokens)
-        shared = pages_of(max(len(prompt) for prompt in prompts))
+        self._run, self._logits, prompts = run, logits, request.prompts
+        own, shared = pages_of(request.max_new_tokens), pages_of(max(map(len, prompts)))
         columns = max(_FEWEST_COLUMNS, 1 << (own + shared - 1).bit_length())
         pages = 1 + rows * own + min(rows, len(prompts)) * shared
         if rows > self.rows or columns > self._columns or pages > 2 * self._pages:
             hidden, prefixes = prefill(self._run, [prompts[0][:1]], self.device)
             sizes = max(rows, self.rows), max(columns, self._columns), max(pages, self._pages)
             self.allocate(*sizes, hidden, prefixes.layers)
-        addresses = _addresses(module)
-        if addresses not in self._models and len(self._models) == _MOST_MODELS:
-            self.graphs.forget()
-            self._models.clear()
-        self._model = self._models.setdefault(addresses, len(self._models))
+        self._model = tuple(x.data_ptr() for x in chain(module.parameters(), module.buffers(), factors_in_use(module)))
+        if self._model not in self.graphs and len(self.graphs) == _MOST_MODELS:
+            self.graphs.clear()
         self.free = list(self._all_pages)
-        self.state[_STATE].fill_(LENGTH)
+        self.state[_STATE].fill_(_LENGTH)
         self._tick.zero_()
 
     def allocate(self, rows: int, columns: int, pages: int, hidden: Tensor, layers: Layers) -> None:
@@ -155,16 +154,15 @@ class GraphBuffers:
 
     def _sent(self, numbers: Any) -> Tensor:
         """Return integers on the device, without waiting for it."""
-        here = torch.as_tensor(numbers, dtype=torch.int64)
-        return (here.pin_memory() if self.device.type == "cuda" else here).to(self.device, non_blocking=True)
+        return sent([torch.as_tensor(numbers, dtype=torch.int64)], self.device)[0]
 
     def insert(self, prompts: Sequence[Tensor], pages: Sequence[Sequence[int]]) -> Tensor:
         """Compute prompts, and keep them in their pages: the hidden states `(M, H)` of their last tokens."""
         hidden, prefixes = prefill(self._run, prompts, self.device, _PROMPT_TOKENS)
         places = torch.zeros(len(prompts), prefixes.longest, dtype=torch.int64)  # what is padded: page 0
         for line, prompt, numbers in zip(places, prompts, pages, strict=True):
-            at = torch.arange(len(numbers) * PAGE - len(prompt), len(numbers) * PAGE)
-            line[: len(prompt)] = torch.tensor(numbers)[at // PAGE] * PAGE + at % PAGE
+            slots = (torch.tensor(numbers)[:, None] * PAGE + torch.arange(PAGE)).flatten()
+            line[: len(prompt)] = slots[-len(prompt) :]
         there = self._sent(places.flatten())
         for layer, pair in prefixes.layers.items():
             for stored, new in zip(self.layers[layer], pair, strict=True):
@@ -176,11 +174,11 @@ class GraphBuffers:
         index = self._sent(kept)
         for tensor, axis in ((self.state, 1), (self.hidden, 0), (self.table, 0)):
             tensor.narrow(axis, 0, len(kept)).copy_(tensor.index_select(axis, index))
-        self.state[:, len(kept) : rows] = LENGTH  # and as their keys: nothing is drawn for what has moved
+        self.state[:, len(kept) : rows] = _LENGTH  # and as their keys: nothing is drawn for what has moved
 
     def add(self, first: int, rows: Sequence[tuple[int, int, int]], hidden: Sequence[Tensor]) -> None:
         """Begin rows `first`, `first` + 1, ...: (key, limit, tokens of the prompt) and `hidden (H,)`."""
-        new = [(GROWING, 0, key, limit - 1, -(-tokens // PAGE) * PAGE, -tokens % PAGE) for key, limit, tokens in rows]
+        new = [(_GROWING, 0, key, limit - 1, pages_of(tokens) * PAGE, -tokens % PAGE) for key, limit, tokens in rows]
         self.state[:, first : first + len(rows)] = self._sent(new).t()
         self.hidden[first : first + len(rows)] = torch.stack(list(hidden))
 
@@ -193,17 +191,14 @@ class GraphBuffers:
     def run(self, rows: int, draw: Draw, ends: tuple[int, ...]) -> Wait:
         """Run `STEPS_AT_ONCE` tokens for the first `rows` rows; any of `ends` ends one."""
         size = min(graph_rows(rows), self.rows)
-        if ends not in self._ends:
-            self._ends[ends] = self._sent(ends)
-        step = partial(self._step, size, draw, self._ends[ends])
-        changed = [self.state, self.hidden, self._written, self._tick]
+        graphs = self.graphs.setdefault(self._model, {})
+        if (size, draw, ends) not in graphs:
+            graphs[size, draw, ends] = self._captured(partial(self._step, size, draw, self._sent(ends)))
         for _ in range(STEPS_AT_ONCE):
-            self.graphs.run((self._model, size, draw, ends), step, changed)
+            graphs[size, draw, ends]()
         report = torch.cat([self.state[:2, :rows].double(), self._written[:, :, :rows].flatten(0, 1)])
         report = report.to("cpu", non_blocking=True)
-        arrived: Any = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        if arrived is not None:
-            arrived.record()
+        arrived = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
 
         def wait() -> tuple[list[int], list[int], list[list[int]], list[list[float]]]:
             if arrived is not None:
@@ -213,6 +208,27 @@ class GraphBuffers:
             return states, counts, ids.long().t().tolist(), logprobs.t().tolist()
 
         return wait
+
+    def _captured(self, step: Step) -> Step:
+        """Return what repeats the step: the step itself where it cannot be captured, as every one from then on.
+
+        What runs before the capture leaves no trace.
+        """
+        if self.capture is None:
+            return step
+        changed = [self.state, self.hidden, self._written, self._tick]
+        before = [tensor.clone() for tensor in changed]
+        try:
+            step = self.capture(step)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a module does that a graph cannot hold
+            reason = str(error).strip().partition("\n")[0]
+            warn(f"decoding without CUDA graphs, which is slower: {reason}")
+            self.capture = None
+        for tensor, value in zip(changed, before, strict=True):
+            tensor.copy_(value)
+        return step
 
     def _step(self, rows: int, draw: Draw, ends: Tensor) -> None:
         state, table, hidden = self.state[:, :rows], self.table[:rows], self.hidden[:rows]
@@ -237,17 +253,13 @@ def _advance(ids: Tensor, state: Tensor, table: Tensor, ends: Tensor) -> tuple[T
     end of what it sees, and the slot that it is written to. The others write to slot 0, at position 0; they see one
     token.
     """
-    over = torch.where(state[_COUNT] >= state[_LAST], LENGTH, GROWING)
+    over = torch.where(state[_COUNT] >= state[_LAST], _LENGTH, _GROWING)
     if len(ends):
-        over = torch.where((ids[:, None] == ends).any(1), EOS, over)
-    grew = state[_STATE] == GROWING
+        over = torch.where((ids[:, None] == ends).any(1), _EOS, over)
+    grew = state[_STATE] == _GROWING
     states = torch.where(grew, over, state[_STATE])
-    goes_on = states == GROWING
+    goes_on = states == _GROWING
     at = torch.where(goes_on, state[_FIRST] + state[_COUNT], state[_PADDING])
     page = table.gather(1, (at // PAGE)[:, None])[:, 0].to(torch.int64)
     places = torch.where(goes_on, page * PAGE + at % PAGE, 0)
     return torch.stack([states, state[_COUNT] + grew]), at - state[_PADDING], at + 1, places
-
-
-def _addresses(module: nn.Module) -> tuple[int, ...]:
-    return tuple(x.data_ptr() for x in chain(module.parameters(), module.buffers(), factors_in_use(module)))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from oncurve.models.causal import Decoder, DecodeRequest, EndedRows, OnEnded
-from oncurve.models.decode.rows import DecodedRows
+from oncurve.models.decode.rows import DecodedRows, EndedGroups
 
 # Logits of so many numbers at a time (64 MiB in float32), so that a large vocabulary with many rows fits in memory. Not
 # fewer, because each slice reads the whole head.
@@ -63,13 +63,12 @@ class _Decoding:
         rows: DecodedRows,
         on_group: OnEnded | None,
     ) -> None:
-        self._make, self._request, self._rows, self._on_group = make, request, rows, on_group
+        self._make, self._request, self._rows = make, request, rows
         self._waiting = 0  # the first group that is not admitted yet
         self._decoder: Decoder | None = None
         self._at_once = 1
         self._copies = request.copies
-        self._ended: dict[int, EndedRows] = {}
-        self._missing = [self._copies] * len(request.prompts)
+        self._ended = EndedGroups(request, on_group)
 
     def run(self) -> list[EndedRows]:
         """Decode all groups."""
@@ -78,13 +77,14 @@ class _Decoding:
             ids, logprobs, *kept = self._draw(hidden)
             if kept:
                 self._rows.keep_sets(*kept)
-            self._record(self._rows.write(ids, logprobs, self._request.stop))
+            for number, row in sorted(self._rows.write(ids, logprobs, self._request.stop).items()):
+                self._ended.add(number, row)
             admissible = self._admissible()
             if admissible or self._rows.finished_share() >= _COMPACT_SHARE or self._rows.full():
                 ids = self._compact(ids)
             stepped = self._decoder.step(ids) if self._decoder is not None and len(ids) else None
             hidden = self._admit(admissible, stepped)
-        return [self._ended[row] for row in range(self._request.keys.numel())]
+        return self._ended.rows()
 
     def _admissible(self) -> int:
         """Return how many of the groups that wait are admitted now."""
@@ -118,16 +118,6 @@ class _Decoding:
         elif self._decoder is not None:
             self._decoder.keep(kept)
         return ids[kept]
-
-    def _record(self, ended: dict[int, EndedRows]) -> None:
-        """Take in rows that ended, by their numbers; hand over the groups that are complete by that."""
-        self._ended |= ended
-        for row in sorted(ended):
-            group = row // self._copies
-            self._missing[group] -= 1
-            if not self._missing[group] and self._on_group is not None:
-                first = group * self._copies
-                self._on_group(group, [self._ended[row] for row in range(first, first + self._copies)])
 
     def _draw(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Return what `Draw` gives of the next tokens, from hidden states `(n, H)`: head and sampler."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from oncurve.base.output import warn
+from oncurve.models.attention.packed_rows import additive, sdpa
 
 PAGE = 32
 """Tokens of a page: half of one is lost at the end of each row."""
@@ -46,13 +47,9 @@ def attend(
     places = (table.to(torch.int64)[:, :, None] * page + inside).flatten(1)
     at = torch.arange(places.shape[1], device=query.device)
     seen = (at >= starts[:, None]) & (at < ends[:, None])
-    exact = torch.promote_types(query.dtype, torch.float32)
-    asked = query.reshape(len(query), keys.shape[1], -1, query.shape[2]).to(exact)
-    scores = torch.einsum("nhsd,nkhd->nhsk", asked, keys[places].to(exact)) * scaling
-    weights = torch.softmax(scores.masked_fill(~seen[:, None, None], float("-inf")), -1)
     # Weight 0 times what a freed page held, which may not be finite.
-    found = values[places].to(exact).masked_fill(~seen[:, :, None, None], 0.0)
-    return torch.einsum("nhsk,nkhd->nhsd", weights, found).flatten(1, 2).to(query.dtype)
+    found_keys, found_values = (x[places].masked_fill(~seen[:, :, None, None], 0.0) for x in (keys, values))
+    return sdpa(query[:, None], found_keys, found_values, scaling, additive(seen, query.dtype)[:, None, None])[:, 0]
 
 
 @functools.cache

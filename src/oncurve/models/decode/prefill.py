@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oncurve.models.attention import AttentionContext, PromptAttention, RowLayout, additive, sdpa
+from oncurve.models.attention.hook import AttentionContext
+from oncurve.models.attention.packed_rows import PromptAttention, RowLayout, additive, sdpa
 
 Run = Callable[[Tensor, Tensor, AttentionContext], Tensor]
 """`(ids (N,), positions (N,), context) -> hidden (N, H)`: the model's body."""

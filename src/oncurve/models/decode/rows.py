@@ -1,24 +1,49 @@
-"""The rows that the token loop on the host decodes, as tensors over the rows; what leaves is a completion.
+"""The rows that have ended, and those that the token loop on the host decodes, as tensors over the rows.
 
-Every row has a *slot* in two tables `(slots, T)`, tokens and log-probabilities, until it is compacted away; so the
-tables are as large as what is decoded at a time, however many rows come and go.
+Every row that is decoded has a *slot* in two tables `(slots, T)`, tokens and log-probabilities, until it is compacted
+away; so the tables are as large as what is decoded at a time, however many rows come and go.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from oncurve.base.errors import ModelError
-from oncurve.models.causal import EndedRows, StopStrings
+from oncurve.models.causal import DecodeRequest, EndedRows, OnEnded, StopStrings
 from oncurve.randomness import uniform_at
 from oncurve.types import Ending
 
 # Uniforms of so many positions at a time: the hash is a dozen small kernels, here one in 64 steps.
 _POSITIONS_AT_ONCE = 64
+
+
+class EndedGroups:
+    """The rows of a request that have ended. Groups are handed over as they become complete."""
+
+    def __init__(self, request: DecodeRequest, on_group: OnEnded | None) -> None:
+        self._copies, self._on_group = request.copies, on_group
+        self._missing = [request.copies] * len(request.prompts)
+        self._rows: dict[int, EndedRows] = {}
+
+    def add(self, number: int, row: EndedRows) -> None:
+        """Take in a row by its number. Raises ModelError: a log-probability of it is not finite."""
+        if not all(map(math.isfinite, row.logprobs)):
+            raise ModelError("the model's logits are not finite (NaN or infinite): its weights are damaged or overflow")
+        self._rows[number] = row
+        group = number // self._copies
+        self._missing[group] -= 1
+        if not self._missing[group] and self._on_group is not None:
+            first = group * self._copies
+            self._on_group(group, [self._rows[other] for other in range(first, first + self._copies)])
+
+    def rows(self) -> list[EndedRows]:
+        """Return all rows, in the order of the request."""
+        return [self._rows[number] for number in range(len(self._rows))]
 
 
 class DecodedRows:
@@ -93,10 +118,7 @@ class DecodedRows:
         self._kept_ids[self._step] = ids.cpu().numpy().tobytes()
 
     def write(self, ids: Tensor, logprobs: Tensor, stop: StopStrings | None) -> dict[int, EndedRows]:
-        """Append a token to each row; those that end with it, by their numbers.
-
-        Raises ModelError where a log-probability of a row that ends is not finite.
-        """
+        """Append a token to each row; those that end with it, by their numbers."""
         if self._logprobs is None:
             self._logprobs = torch.empty(self._tokens.shape, dtype=logprobs.dtype, device=self._device)
         self._tokens.view(-1).index_copy_(0, self._at, ids)
@@ -117,18 +139,22 @@ class DecodedRows:
 
     def _finish_stopped(self, ids: Tensor, stop: StopStrings) -> dict[int, EndedRows]:
         """End the rows whose newest token completed a stop string."""
-        growing = self._growing.nonzero().squeeze(1)
-        numbers = self._numbers[growing].cpu()
-
-        def written(row: int, start: int) -> list[int]:
-            index = growing[row]
-            ids: list[int] = self._tokens[self._slots[index], start : self._position[index] + 1].tolist()
-            return ids
-
-        texts = stop.finished(numbers, ids[growing].cpu(), written)
+        growing = self._growing.nonzero().squeeze(1).cpu()
+        if not len(growing):
+            return {}
+        texts = {}
+        for index in growing[stop.candidates(ids.cpu()[growing])].tolist():
+            number = int(self._numbers[index])
+            text = stop.finished(number, partial(self._written, index))
+            if text is not None:
+                texts[number] = text
         if not texts:
             return {}
         return self._finish(torch.isin(self._numbers, torch.tensor(list(texts), device=self._device)), "stop", texts)
+
+    def _written(self, row: int, start: int) -> list[int]:
+        ids: list[int] = self._tokens[self._slots[row], start : self._position[row] + 1].tolist()
+        return ids
 
     def _finish(self, over: Tensor, ending: Ending, texts: dict[int, str]) -> dict[int, EndedRows]:
         """Return the rows of `over` (n,) bool end with the token just written."""
@@ -148,8 +174,6 @@ class DecodedRows:
             number: EndedRows(tuple(ids[:length]), tuple(logprobs[:length]), ending, texts.get(number), *sets)
             for (number, ids, logprobs, length), sets in zip(columns, kept, strict=True)
         }
-        if not all(all(map(math.isfinite, row.logprobs)) for row in ended.values()):
-            raise ModelError("the model's logits are not finite (NaN or infinite): its weights are damaged or overflow")
         self._growing &= ~over
         self._growing_count -= len(ended)
         self.free += len(ended)

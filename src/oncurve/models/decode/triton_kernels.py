@@ -99,16 +99,13 @@ def _attend(
         top, total = higher, total * kept + tl.sum(weights, 1)
     total = tl.where(total > 0, total, 1.0)  # a share without keys
     to = (row * heads * shared + number) * shares + share
-    tl.store(
-        parts + to[:, None] * size + d[None, :], (attended / total[:, None]).to(parts.dtype.element_ty), mask=inside
-    )
+    mean = (attended / total[:, None]).to(parts.dtype.element_ty)
+    tl.store(parts + to[:, None] * size + d[None, :], mean, mask=inside)
     tl.store(sums + to, top + tl.log(total), mask=s < shared)
 
 
 @triton.jit
-def _join(
-    parts, sums, out, heads: tl.constexpr, size: tl.constexpr, width: tl.constexpr, shares: tl.constexpr
-):  # fmt: skip
+def _join(parts, sums, out, heads: tl.constexpr, size: tl.constexpr, width: tl.constexpr, shares: tl.constexpr):
     at = tl.program_id(0) * heads + tl.program_id(1)
     share, d = tl.arange(0, shares), tl.arange(0, width)
     sums_of_shares = tl.load(sums + at * shares + share)

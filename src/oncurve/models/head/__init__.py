@@ -11,6 +11,4 @@ from oncurve.models.head.linear_logprobs import (
     FROZEN_KEPT_BYTES as FROZEN_KEPT_BYTES,
     KEPT_BYTES as KEPT_BYTES,
     WORKSPACE_BYTES as WORKSPACE_BYTES,
-    matrix_of as matrix_of,
 )
-from oncurve.models.head.stats import token_stats as token_stats

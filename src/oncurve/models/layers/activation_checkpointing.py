@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from oncurve.models.attention import switched
+from oncurve.models.attention.hook import switched
 
 
 def recompute_layers(module: nn.Module) -> int:

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
-from oncurve.models.adapters import base_of, low_rank_of, products
-from oncurve.models.attention import AttentionContext, register, switched
-from oncurve.models.head import matrix_of
+from oncurve.models.adapters.layer import base_of, low_rank_of, products
+from oncurve.models.attention.hook import AttentionContext, register, switched
+from oncurve.models.head.linear_logprobs import matrix_of
 from oncurve.models.layers.elementwise import Rotation, gated_product, gated_products, rotated
 from oncurve.models.layers.prepacked_weights import PrepackedWeights
 

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from oncurve.models.adapters import base_of, joined_factors, low_rank_of
+from oncurve.models.adapters.layer import base_of, joined_factors, low_rank_of
 from oncurve.models.layers.prepacked_weights import is_plain
 
 

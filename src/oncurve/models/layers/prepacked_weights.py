@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from oncurve.models.adapters import base_of, joined_factors, low_rank_of
+from oncurve.models.adapters.layer import base_of, joined_factors, low_rank_of
 
 MOST_PREPACKED_BYTES = 2 << 30
 """Above this many bytes of weights nothing is packed: the second copy would cost too much."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oncurve.models.attention import AttentionContext
+from oncurve.models.attention.hook import AttentionContext
 from oncurve.models.layers.blocks import Recorder, blocks_of, close, rotation_of
 from oncurve.models.layers.prepacked_weights import PrepackedWeights
 from oncurve.models.layers.rms_norm import rows_normed

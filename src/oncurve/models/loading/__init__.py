@@ -18,28 +18,15 @@ from oncurve.models.loading.checks import (
     directory_of as directory_of,
     explained as explained,
     load_config as load_config,
-    load_module as load_module,
     load_tokenizer as load_tokenizer,
     said_by as said_by,
 )
 from oncurve.models.loading.hub import offline as offline, online as online
-from oncurve.models.loading.policy_weights import (
-    LocalWeights as LocalWeights,
-    Weights as Weights,
-    changing_tensors as changing_tensors,
-    held as held,
-)
-from oncurve.models.loading.precision import DTYPES as DTYPES, device_of as device_of
-from oncurve.models.loading.saving import (
-    ADAPTER as ADAPTER,
-    hub_tensors as hub_tensors,
-    save as save,
-)
+from oncurve.models.loading.precision import DTYPES as DTYPES
+from oncurve.models.loading.saving import ADAPTER as ADAPTER
 from oncurve.models.loading.silence import quiet as quiet
 from oncurve.models.loading.weights import (
-    LoadedModel as LoadedModel,
     ModelConfig as ModelConfig,
-    adapted as adapted,
     eos_ids_of as eos_ids_of,
     loaded_from as loaded_from,
     vocabulary_of as vocabulary_of,

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from oncurve.base.errors import ModelError
-from oncurve.models.adapters import CONFIG, FILES, StoredAdapter, import_peft, read_adapter
+from oncurve.models.adapters.files import CONFIG, FILES, StoredAdapter, read_adapter
+from oncurve.models.adapters.inject import import_peft
 from oncurve.models.loading.checks import explained
 from oncurve.models.loading.hub import online
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
 from oncurve.durable import LazyTensors, storage_errors, write_directory
-from oncurve.models.adapters import Adapter
+from oncurve.models.adapters.adapter import Adapter
 from oncurve.models.loading.silence import quiet
 
 WEIGHTS = "model.safetensors"

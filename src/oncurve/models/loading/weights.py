@@ -16,7 +16,8 @@ from torch import nn
 
 from oncurve.base.errors import ModelError
 from oncurve.components import Component, Impossible
-from oncurve.models.adapters import LoraSettings, import_peft, put_adapter
+from oncurve.models.adapters.inject import import_peft, put_adapter
+from oncurve.models.adapters.settings import LoraSettings
 from oncurve.models.causal import CausalModel
 from oncurve.models.loading.adapters import stored_adapter
 from oncurve.models.loading.checks import (

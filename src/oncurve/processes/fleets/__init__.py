@@ -8,7 +8,7 @@ channel.py      messages between both sides
 devices.py      which GPU each process has
 """
 
-from oncurve.processes.fleets.channel import ProcessorPickler as ProcessorPickler
+from oncurve.processes.fleets.channel import ProcessorPickler as ProcessorPickler, pickled as pickled
 from oncurve.processes.fleets.devices import (
     CPU as CPU,
     Gpus as Gpus,

@@ -6,12 +6,10 @@ other process can write to it.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import socket
 import struct
 import threading
-from queue import SimpleQueue
 from typing import Any
 
 import cloudpickle
@@ -35,10 +33,10 @@ class ProcessorPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def pickled(message: Any) -> bytes:
+def pickled(message: Any, pickler: type[ProcessorPickler] = ProcessorPickler) -> bytes:
     """Return a message as bytes. Its tensors are on a processor when they are read."""
     file = io.BytesIO()
-    ProcessorPickler(file).dump(message)
+    pickler(file).dump(message)
     return file.getvalue()
 
 
@@ -85,8 +83,7 @@ class Channel:
         """Send a message that is pickled already. Raises ClosedError."""
         try:
             with self._sending:
-                self.end.sendall(_LENGTH.pack(len(data)))
-                self.end.sendall(data)
+                self.end.sendall(framed(data))
         except OSError as error:
             raise ClosedError(str(error)) from error
 
@@ -108,30 +105,3 @@ class Channel:
     def close(self) -> None:
         """Close this end. Twice is allowed."""
         self.end.close()
-
-
-class Sender:
-    """Sends over a channel in a thread of its own, in order: whoever sends does not wait for the other end.
-
-    What the other end has not taken is kept in memory until it does, or until the channel is shut down.
-    """
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._messages: SimpleQueue[bytes | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
-
-    def send_pickled(self, data: bytes) -> None:
-        """Send a message that is pickled already, soon; a channel that is shut down loses it."""
-        self._messages.put(data)
-
-    def close(self, seconds: float) -> None:
-        """End the thread, once the channel is shut down. Twice is allowed."""
-        self._messages.put(None)
-        self._thread.join(seconds)
-
-    def _work(self) -> None:
-        with contextlib.suppress(ClosedError):  # whoever reads from the channel notices
-            while (data := self._messages.get()) is not None:
-                self._channel.send_pickled(data)

@@ -71,23 +71,19 @@ class Spawner(Protocol):
     @property
     def failure(self) -> str | None:
         """Return why no process can be started, where none ever was."""
-        ...
 
     @property
     def quarantined(self) -> bool:
         """Return whether it starts nothing for a while."""
-        ...
 
     def soon(self, starting: bool) -> bool:
         """Return whether to wait for processes, which are `starting` or not."""
-        ...
 
     def start(self, process: int, place: int) -> None:
         """Start a process as soon as that is possible."""
 
     def queued(self) -> Iterable[int]:
         """Return the processes that wait for their start."""
-        ...
 
     def send(self, process: int, arguments: tuple[Any, ...], data: bytes) -> None:
         """Send a call with `arguments`, which is pickled in `data`."""
@@ -100,14 +96,12 @@ class Spawner(Protocol):
 
     def news(self, ready: Any, now: float) -> News:
         """Return what has come, and has ended."""
-        ...
 
     def put(self, pieces: Iterable[memoryview]) -> Any:
         """Return a handle of these bytes. Raises OSError: there is no room for them."""
 
     def meeting(self) -> Meeting:
         """Return a new place where this process and those of the fleet can find each other."""
-        ...
 
     def wake(self) -> None:
         """Make `wait` return: the fleet is about to be closed. Any thread may call it."""

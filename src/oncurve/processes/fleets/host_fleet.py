@@ -13,6 +13,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +21,7 @@ import cloudpickle
 
 from oncurve.base.errors import ConfigError
 from oncurve.parallel import FileMeeting
-from oncurve.processes.fleets.channel import Channel, ClosedError, Sender
+from oncurve.processes.fleets.channel import Channel, ClosedError
 from oncurve.processes.fleets.fleet import START_SECONDS, Fleet, Message
 from oncurve.processes.fleets.health import DEATHS, Health, Start
 from oncurve.processes.fleets.nursery import HostNursery
@@ -51,16 +52,20 @@ class _Process:
 
     def __init__(self, end: socket.socket) -> None:
         self.channel = Channel(end, SEND_SECONDS)
-        self.sender = Sender(self.channel)
+        self._sender = ThreadPoolExecutor(1)  # in order, and whoever sends does not wait for the other end
         self.handle: int | None = None
         self.closed_at: float | None = None
         self.how = ""
+
+    def send(self, data: bytes) -> None:
+        """Send a pickled message, soon; a channel that is shut down loses it, which its reader notices."""
+        self._sender.submit(self.channel.send_pickled, data)
 
     def release(self) -> None:
         """Close what this process holds of it."""
         with contextlib.suppress(OSError):
             self.channel.end.shutdown(socket.SHUT_RDWR)  # a send that waits ends with an error
-        self.sender.close(_END_SECONDS)
+        self._sender.shutdown(cancel_futures=True)
         self.channel.close()
         if self.handle is not None:
             os.close(self.handle)
@@ -104,7 +109,7 @@ class _HostSpawner:
     def send(self, process: int, arguments: tuple[Any, ...], data: bytes) -> None:
         """Send a call soon."""
         if (found := self._processes.get(process)) is not None:
-            found.sender.send_pickled(data)
+            found.send(data)
 
     def kill(self, number: int) -> None:
         """End a process at once, or do not fork it."""

@@ -7,7 +7,6 @@ import os
 import re
 import select
 import socket
-import subprocess
 import sys
 from typing import Any
 
@@ -20,21 +19,22 @@ def keeper_class() -> type:
 
         def __init__(self, target: str, source: str, recipe: bytes, environment: dict[str, str]) -> None:
             sys.path.append(source)
-            from oncurve.processes.spawn import feed, start_python
+            from oncurve.processes.spawn import start_python
 
             self.token, self.memory = b"", os.memfd_create("oncurve")
             self.end, theirs = socket.socketpair()
             self.end.settimeout(600.0)
-            with theirs:
+            with theirs, open(os.memfd_create("recipe"), "w+b") as file:
+                file.write(recipe)
+                file.seek(0)
                 self.child = start_python(
                     target,
                     str(theirs.fileno()),
                     str(os.getpid()),
                     pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.PIPE,
+                    stdin=file,
                     env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
                 )
-            feed(self.child, recipe)
 
         def send(self, data: bytes, token: bytes = b"", *pieces: Any) -> None:
             """Pass `data` on; with `pieces` in memory that the process reads, whose number takes the token's place.

@@ -23,21 +23,19 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from oncurve.base.closing import reap
 from oncurve.base.output import complain, worker_stderr
 from oncurve.processes.causes import how_it_ended, last_words
 from oncurve.processes.fleets.devices import VISIBLE
 from oncurve.processes.fleets.recipe import made_here
 from oncurve.processes.fleets.serving import BEAT_SECONDS, SEND_SECONDS, explained, serve
-from oncurve.processes.spawn import FOR_THE_RUN, LONGEST_MESSAGE, end_with, start_python, unblock
+from oncurve.processes.spawn import FOR_THE_RUN, LONGEST_MESSAGE, end_with, ending, start_python, unblock
 
-_MOMENT_SECONDS, _END_SECONDS = 0.5, 5.0
+_MOMENT_SECONDS = 0.5
 _NO_GPUS = {VISIBLE: "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
@@ -97,12 +95,8 @@ class HostNursery:
 
     def bury(self, seconds: float = _MOMENT_SECONDS) -> str:
         """End what has not ended of itself within so many `seconds`; return how it has ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-        self.kill()
-        code = reap(self._process, _END_SECONDS)
         self.control.close()
-        return how_it_ended(code) if code is not None else "it cannot be ended"
+        return ending(self._process, seconds)
 
     def shut(self) -> None:
         """Have it end its processes and itself: both ends of the control socket see that it is shut. Twice is

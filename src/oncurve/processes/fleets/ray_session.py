@@ -21,12 +21,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from oncurve.base.errors import ConfigError
 from oncurve.base.output import urgent
+from oncurve.durable import hold, is_held
 from oncurve.processes.causes import in_a_line
 from oncurve.processes.fleets.devices import VISIBLE
 from oncurve.processes.spawn import environment_of
@@ -111,7 +113,7 @@ class _Session:
         stop = self._ray.shutdown
         try:
             if not address:
-                private = tempfile.mkdtemp(prefix="oncurve-ray-", dir=os.environ.get("RAY_TMPDIR", _SHORT))
+                private = private_folder(Path(os.environ.get("RAY_TMPDIR", _SHORT)))
                 settings |= {"num_cpus": 1, "include_dashboard": False, "object_store_memory": room}
                 settings["_temp_dir"] = f"{private}/ray"  # Ray opens what is in it to all users
                 stop = functools.partial(_stop_in, private, stop)
@@ -127,7 +129,17 @@ class _Session:
             global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
 
 
-def _stop_in(folder: str, stop: Callable[[], Any]) -> None:
+def private_folder(above: Path) -> Path:
+    """Return a new folder for Ray's files, until this process ends, and remove those of this user's that have ended."""
+    for lock in above.glob("oncurve-ray-*/lock"):
+        if lock.parent.lstat().st_uid == os.geteuid() and not is_held(lock):
+            shutil.rmtree(lock.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="oncurve-ray-", dir=above))
+    hold(folder / "new", b"")
+    return (folder / "new").rename(folder / "lock").parent  # it is held by the time that others see it
+
+
+def _stop_in(folder: Path, stop: Callable[[], Any]) -> None:
     stop()
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -5,14 +5,14 @@ Another machine may have none of this one's files but the packages.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -66,15 +66,14 @@ def _imported() -> list[tuple[str, str]]:
 
 def _import_source(name: str, file: str, source: str) -> None:
     """The module under the name that it has where its file is."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / Path(file).name
-        copy.write_text(source)
-        spec = importlib.util.spec_from_file_location(name, copy)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
+
+    class Sent(SourceFileLoader):
+        def get_data(self, path: str) -> bytes:
+            return source.encode()
+
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = file
+    Sent(name, file).exec_module(module)
 
 
 def _versions() -> dict[str, str]:

@@ -167,18 +167,16 @@ class Dispatcher:
         now = time.monotonic()
         for slot, worker in enumerate(self.workers):
             if worker.watched and now >= worker.next_due[0] and slot not in replied:
-                number = worker.next_due[1]
                 if not worker.ready:
                     raise ConfigError(
                         f"a worker did not start within {self._start.timeout_seconds:g} seconds "
                         "(start_timeout_seconds): importing its file takes longer, or does not end"
                     )
-                item = worker.pending[0] if number is None else worker.later[number][0]
-                late = f"no answer within {item.work.timeout_seconds:g} seconds (timeout_seconds)"
-                if worker.importing and number is None:
-                    late = (
-                        f"its imports took longer than {self._start.timeout_seconds:g} seconds (start_timeout_seconds)"
-                    )
+                number = worker.next_due[1]
+                late = f"no answer within {worker.item(number).work.timeout_seconds:g} seconds (timeout_seconds)"
+                if worker.importing and number == worker.answered:
+                    limit = self._start.timeout_seconds
+                    late = f"its imports took longer than {limit:g} seconds (start_timeout_seconds)"
                 self._fail_item(slot, Reply(None, "timeout", late), number)
 
     def _receive_from(self, slot: int, worker: PoolWorker) -> None:
@@ -221,8 +219,8 @@ class Dispatcher:
         if len(worker.later) > 1 and not (worker.pending and worker.began):
             self._give_back(slot, worker.unanswered)  # any of them may have ended it: it will, when it is alone
             return
-        number = None if worker.pending and worker.began else next(iter(worker.later))
-        item = worker.pending[0] if number is None else worker.later[number][0]
+        number = worker.answered if worker.pending and worker.began else next(iter(worker.later))
+        item = worker.item(number)
         item.kills += worker.killed_by_others
         if item.kills == 1 and worker.killed_by_others:
             self._give_back(slot, worker.unanswered)
@@ -230,10 +228,10 @@ class Dispatcher:
             twice = ", for the second time at this item" if item.kills == 2 and worker.killed_by_others else ""
             self._fail_item(slot, Reply(None, "died", message + twice), number)
 
-    def _fail_item(self, slot: int, reply: Reply, later: int | None = None) -> None:
-        """Give `reply` to the item that a worker was computing, or to one of its `later`, the others elsewhere."""
+    def _fail_item(self, slot: int, reply: Reply, number: int) -> None:
+        """Give `reply` to one of the items that a worker was computing, and the others to other workers."""
         worker = self.workers[slot]
-        worker.settle(reply, later)
+        worker.settle(reply, number)
         self._give_back(slot, worker.unanswered)
 
     def _give_back(self, slot: int, items: list[PoolItem]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from oncurve.base.closing import reap
 from oncurve.base.output import worker_stderr
+from oncurve.processes.causes import how_it_ended
 from oncurve.processes.spawn import END, start_python
 
 _PATIENCE_SECONDS = 1.0  # for the supervisor of a worker whose channel has closed: its exit status is the worker's
@@ -84,7 +85,10 @@ class WorkerStart:
 
 
 class PoolWorker:
-    """One process and the two pipes to it. `pending`: its items without a reply, in order.
+    """One process and the two pipes to it.
+
+    pending    its items without a reply, in order; the first one has the number `answered`
+    later      items whose future has not ended, with their deadlines, by their numbers
 
     The process is the worker's supervisor (`oncurve.processes.pool.serve`). Every reply carries the secret of this
     worker and the number of its item, so that no other line on the channel passes for a reply.
@@ -115,7 +119,6 @@ class PoolWorker:
         self.partial = b""
         self.pending: deque[PoolItem] = deque()
         self.later: dict[int, tuple[PoolItem, float]] = {}
-        """Items whose future has not ended, with their deadlines, by their numbers."""
         self.answered = 0
         self.since = time.monotonic()  # when it began the first of `pending`
         self.deadline = self.since + start.timeout_seconds
@@ -141,11 +144,14 @@ class PoolWorker:
         return [*(item for item, _ in self.later.values()), *self.pending]
 
     @property
-    def next_due(self) -> tuple[float, int | None]:
-        """Return the deadline that is next, and the number of its item among those of `later`."""
-        first = [(self.deadline, -1)] if self.pending or not self.ready else []
-        due, number = min([*first, *((due, number) for number, (_, due) in self.later.items())])
-        return due, None if number < 0 else number
+    def next_due(self) -> tuple[float, int]:
+        """Return the deadline that is next, and the number of its item."""
+        first = [(self.deadline, self.answered)] if self.pending or not self.ready else []
+        return min([*first, *((due, number) for number, (_, due) in self.later.items())])
+
+    def item(self, number: int) -> PoolItem:
+        """Return the first pending item, or that of `later` with this number."""
+        return self.later[number][0] if number in self.later else self.pending[0]
 
     def give(self, items: list[PoolItem]) -> None:
         """Send items in one message."""
@@ -207,12 +213,12 @@ class PoolWorker:
             self.later[number] = (self.pending[0], self.deadline)
             self._next()
         else:
-            self.settle(Reply(line_read.get("value"), fault, message), number if number in self.later else None)
+            self.settle(Reply(line_read.get("value"), fault, message), number)
         return True
 
-    def settle(self, reply: Reply, later: int | None = None) -> None:
-        """Give the first pending item its reply, or that of `later` with this number."""
-        item = self._next() if later is None else self.later.pop(later)[0]
+    def settle(self, reply: Reply, number: int) -> None:
+        """Give the item with this number its reply."""
+        item = self.later.pop(number)[0] if number in self.later else self._next()
         item.work.replies[item.index] = reply
 
     def _next(self) -> PoolItem:
@@ -249,10 +255,8 @@ class PoolWorker:
             code = self.process.poll()
             if not code:  # the supervisor ended it, as it was told, or the kernel has not ended it yet
                 return "the worker process broke its channel"
-        if code < 0:
-            self.killed_by_others = -code in _SENT_TO_END
-            return f"the worker process was killed by signal {-code} ({signal.Signals(-code).name})"
-        return f"the worker process ended with exit code {code}"
+        self.killed_by_others = -code in _SENT_TO_END
+        return how_it_ended(code, "the worker process")
 
     def _exit_code(self) -> int | None:
         try:

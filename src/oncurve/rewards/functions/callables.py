@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import base64
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from oncurve.base.errors import ConfigError, suggest
 from oncurve.base.imports import locate
-from oncurve.rewards.accepts import Accepts
 from oncurve.steps import Splitter, lines, pieces, splitter_of
 
 OFFERED = ("completion", "prompt", "completion_ids", "episode")
@@ -61,23 +61,21 @@ class Adapted:
         fixed = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]
         if fixed:
             raise ConfigError(f"reward {name}: parameter {fixed[0]} cannot be given by name; write it as a plain one")
-        self._names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-        self._required = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.default is p.empty]
-        self._check_kwargs(name)
-        self._names, self._required = (
-            [each for each in names if each not in self._kwargs] for names in (self._names, self._required)
-        )
+        named = {p.name: p.default is p.empty for p in parameters if p.kind is not p.VAR_KEYWORD}
+        self._check_kwargs(name, named)
+        self._names = [each for each in named if each not in self._kwargs]
+        self._required = [each for each in self._names if named[each]]
         self._call, accepts = self._signature()
         self.about: Any = accepts.as_json()
         self.accepts = accepts
 
-    def _check_kwargs(self, name: str) -> None:
+    def _check_kwargs(self, name: str, named: Collection[str]) -> None:
         """Raises ConfigError: the function does not take one of the `kwargs`, or gets it from the completion."""
         for key in self._kwargs:
             if key in (*OFFERED, *TRL_NAMES, "solution_str", "ground_truth", STEPS):
                 raise ConfigError(f"reward {name}: kwargs: {key!r} is what is to be rewarded, so it cannot be given")
-            if key not in self._names and not self._everything:
-                raise ConfigError(f"reward {name}: kwargs: it takes no {key!r}{suggest(key, self._names)}")
+            if key not in named and not self._everything:
+                raise ConfigError(f"reward {name}: kwargs: it takes no {key!r}{suggest(key, named)}")
 
     def _signature(self) -> tuple[Callable[[Mapping[str, Any]], Any], Accepts]:
         """Return the call for the function's signature, and the arguments that it takes."""
@@ -205,3 +203,35 @@ def served(
     folder = Path(base) if base else None
     splitter = splitter_of(split, folder)
     return Adapted(unpickled(pickled) if path is None else locate(path, folder), splitter, kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepts:
+    """The arguments that a reward function takes.
+
+    batch        one call with lists for the whole batch (TRL's signature), instead of one call per completion
+    needs        names that must exist; each entry lists alternatives, of which one suffices
+    takes        names that are passed where they exist
+    everything   all columns are passed (`**kwargs`)
+    """
+
+    batch: bool = False
+    needs: tuple[tuple[str, ...], ...] = ()
+    takes: tuple[str, ...] = ()
+    everything: bool = False
+
+    def wants(self, name: str) -> bool:
+        """Return whether the function is given what has this name."""
+        return self.everything or name in self.takes or any(name in names for names in self.needs)
+
+    def as_json(self) -> dict[str, Any]:
+        """As a worker sends it; `told` reads it."""
+        return asdict(self)
+
+    @classmethod
+    def told(cls, about: Accepts | Mapping[str, Any]) -> Accepts:
+        """Return what a runner is `about`: in this process the object, from a worker JSON."""
+        if isinstance(about, Accepts):
+            return about
+        needs = tuple(tuple(names) for names in about.get("needs", ()))
+        return cls(**{**about, "needs": needs, "takes": tuple(about.get("takes", ()))})

@@ -18,11 +18,6 @@ class EnvironmentReward(Local):
     default: ClassVar[str | None] = "environment"
     scores_turns: ClassVar[bool] = True
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The episode."""
-        return ("episode",)
-
     def __call__(self, episode: Mapping[str, Any]) -> float | None:
         """Return the outcome plus the rewards of the turns, or None where there are none."""
         given = [turn["reward"] for turn in episode["turns"]] + [episode["outcome"]]

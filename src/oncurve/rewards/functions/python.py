@@ -121,22 +121,17 @@ _UNCHANGEABLE = (type(None), bool, int, float, complex, str, bytes, re.Pattern, 
 
 def _kept_here(value: Any, seen: set[int]) -> str | None:
     """Return the reason found in a function and in the functions that it reads, which cloudpickle copies by value."""
-    if id(value) in seen:
+    if id(value) in seen or not isinstance(value, types.FunctionType):
         return None
     seen.add(id(value))
-    if isinstance(value, types.FunctionType):
-        if value.__closure__:
-            return "it is a closure" if len(seen) == 1 else f"it calls the closure {value.__name__}"
-        if value.__module__ != "__main__":
-            return None
-        variables = inspect.getclosurevars(value).globals
-        for name, used in variables.items():
-            if isinstance(used, types.FunctionType):
-                reason = _kept_here(used, seen)
-                if reason is not None:
-                    return reason
-            elif not _unchangeable(used):
-                return f"it uses the variable {name}"
+    if value.__closure__:
+        return "it is a closure" if len(seen) == 1 else f"it calls the closure {value.__name__}"
+    used = inspect.getclosurevars(value).globals if value.__module__ == "__main__" else {}
+    for name, each in used.items():
+        if reason := _kept_here(each, seen):
+            return reason
+        if not isinstance(each, types.FunctionType) and not _unchangeable(each):
+            return f"it uses the variable {name}"
     return None
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from oncurve.rewards.accepts import Accepts
 from oncurve.rewards.functions.answers import final_answer, text_after
+from oncurve.rewards.functions.callables import Accepts
 from oncurve.rewards.settings import Runner, WorkerSettings
 from oncurve.tasks import reasoning_dataset
 

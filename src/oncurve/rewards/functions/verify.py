@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator
 
 from oncurve.rewards.functions.answers import final_answer, marked_number, text_after
+from oncurve.rewards.functions.callables import Accepts
 from oncurve.rewards.settings import AnswerReward, Local, Runner, WorkerSettings
 from oncurve.tasks import check_steps, is_correct, read_question
 
@@ -107,11 +108,6 @@ class TaskSteps(Local):
             return f"column 'question' holds no question of the built-in task: {question!r:.60}"
         return None
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The completion and the question."""
-        return ("completion", "question")
-
     def __call__(self, completion: str, question: str) -> dict[str, Any]:
         """Return the value of the completion, and of its steps."""
         steps = check_steps(completion, question)
@@ -134,4 +130,21 @@ class Regex(WorkerSettings):
 
     def start(self, base: Path | None) -> Runner:
         """Run in workers."""
-        return self.workers("oncurve.rewards.functions.matcher:Matcher", {"pattern": self.pattern, "mode": self.mode})
+        return self.workers(MATCHER, {"pattern": self.pattern, "mode": self.mode})
+
+
+MATCHER = f"{__name__}:Matcher"
+
+
+class Matcher:
+    """The worker's side: 1.0 where `pattern` is found in a completion (`mode` "search") or is all of it ("full")."""
+
+    about = Accepts(needs=(("completion",),)).as_json()
+
+    def __init__(self, pattern: str, mode: str) -> None:
+        compiled = re.compile(pattern)
+        self._match = compiled.search if mode == "search" else compiled.fullmatch
+
+    def __call__(self, item: Mapping[str, Any]) -> float:
+        """Return 1.0 or 0.0 for `{"completion": text}`."""
+        return float(self._match(item["completion"]) is not None)

@@ -22,12 +22,10 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from oncurve.base.errors import ConfigError, RewardError
 from oncurve.processes.pool import Reply
-from oncurve.rewards.accepts import Accepts
-from oncurve.rewards.functions.callables import OFFERED
+from oncurve.rewards.functions.callables import OFFERED, Accepts
 from oncurve.rewards.functions.verify import Pattern
-from oncurve.rewards.judge.asking import Asking, Request
+from oncurve.rewards.judge.asking import Asking, Replies, Request
 from oncurve.rewards.judge.endpoint import Endpoint, Unanswered
-from oncurve.rewards.judge.replies import Replies
 from oncurve.rewards.settings import RewardSettings, Runner, Seconds
 
 CHECK_SECONDS = 5.0
@@ -136,10 +134,10 @@ class ModelJudge(RewardSettings):
             raise ValueError("url: an address without a user, a password or a query; a key is named by api_key_env")
         if (self.pattern is None) == (self.field is None):
             raise ValueError("give a pattern with one group, like 'Score: ([0-9.]+)', or a field, the key in JSON")
-        if self.pattern is not None and re.compile(self.pattern).groups != 1:
+        if self.pattern is not None and (groups := re.compile(self.pattern).groups) != 1:
             raise ValueError(
-                f"pattern: it has {re.compile(self.pattern).groups} groups; put the score, and nothing else, in "
-                "parentheses; (?:...) groups without"
+                f"pattern: it has {groups} groups; put the score, and nothing else, in parentheses; (?:...) groups "
+                "without"
             )
         if self.low >= self.high:
             raise ValueError(f"low: {self.low:g} is not below high, {self.high:g}")
@@ -150,31 +148,23 @@ class ModelJudge(RewardSettings):
     def complaint(self, row: Mapping[str, Any]) -> str | None:
         """Return why the template cannot be filled in with the columns of `row`, or None if it can."""
         try:
-            self.message({"completion": "", "prompt": "", "completion_ids": [], **row})
+            self.filled({"completion": "", "prompt": "", "completion_ids": [], **row})
         except Exception as error:  # a template of the user's may raise anything
             return f"its template cannot be filled in: {error}"
         return None
 
-    def message(self, item: Mapping[str, Any]) -> str:
-        """Return the template with the values of `item` filled in."""
-        return self._compiled.fill(item)
-
     @cached_property
-    def _compiled(self) -> _Template:
+    def filled(self) -> _Template:
+        """The template, which is called with the values of an item."""
         return _Template(self.template)
 
     def request(self, item: Mapping[str, Any]) -> Request:
         """Return the request for an item, and the hash of what decides its answer: the body, not the address."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": [*system, {"role": "user", "content": self.message(item)}],
-            **self.extra_body,
-        }
-        if self.temperature is not None:
-            body["temperature"] = self.temperature
-        if self.max_tokens is not None:
-            body["max_tokens"] = self.max_tokens
+        messages = [*system, {"role": "user", "content": self.filled(item)}]
+        sent = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        body = {"model": self.model, "messages": messages, **self.extra_body}
+        body |= {name: value for name, value in sent.items() if value is not None}
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest(), body
 
     def read(self, text: str) -> Reply:
@@ -236,21 +226,17 @@ class EndpointRunner:
     def __init__(self, settings: ModelJudge, endpoint: Endpoint) -> None:
         self.settings, self.endpoint = settings, endpoint
         self.replies = Replies(settings.read, settings.max_requests, settings.max_total_tokens)
-        columns = _Template(settings.template).columns
-        self.about: Any = Accepts(needs=tuple((name,) for name in columns)).as_json()
+        self.about: Any = Accepts(needs=tuple((name,) for name in settings.filled.columns)).as_json()
 
     @property
     def announcement(self) -> str:
         """Return what leaves this machine, for the plan."""
         sent = [name for (name,) in self.about["needs"]]
-        limits = [
-            f"{limit:,} {what}"
-            for limit, what in ((self.settings.max_requests, "requests"), (self.settings.max_total_tokens, "tokens"))
-            if limit is not None
-        ]
+        most = {"requests": self.settings.max_requests, "tokens": self.settings.max_total_tokens}
+        limits = " and ".join(f"{limit:,} {what}" for what, limit in most.items() if limit is not None)
         return (
             f"sends {', '.join(sent)} to {self.settings.model} at {self.settings.url}; limit: "
-            f"{' and '.join(limits) or 'none (max_requests, max_total_tokens)'}"
+            f"{limits or 'none (max_requests, max_total_tokens)'}"
         )
 
     def keep_in(self, file: Path) -> None:
@@ -270,11 +256,8 @@ class EndpointRunner:
     def _answer(self, request: Request, stopped: Event) -> Reply:
         key, body = request
         try:
-            self.replies.reserve()
-            try:
+            with self.replies.request():
                 answer = self.endpoint.answer(body, self.settings.timeout_seconds, stopped)
-            finally:
-                self.replies.release()
             text = answer.text.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be stored
             return self.replies.add(key, text, answer.tokens)
         except Unanswered as error:
@@ -299,6 +282,6 @@ class _Template:
         self.columns = tuple(sorted(names, key=lambda name: (name in OFFERED, name)))
         self._template = environment.from_string(text)
 
-    def fill(self, item: Mapping[str, Any]) -> str:
+    def __call__(self, item: Mapping[str, Any]) -> str:
         """Return the text with the values of `item`. Raises what the template raises."""
         return str(self._template.render(item))

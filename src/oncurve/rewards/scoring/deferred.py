@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from oncurve.base.closing import Closing
 from oncurve.base.errors import DataError, OncurveError, RewardError, TrainingError
 from oncurve.processes.pool import Reply
 from oncurve.rewards.component import LARGEST_REWARD, RewardComponent, Stepwise, checked, within
+from oncurve.rewards.protocol import Scoring
 from oncurve.rewards.settings import RunnerJob
 from oncurve.types import Completion, Group, Prompt, Score
+
+Sent = TypeVar("Sent")
 
 Locate = Callable[[Prompt, Completion, Sequence[int]], tuple[int, ...]]
 """Prompt, completion and the offsets just after each step in its text -> the index of each step's last token."""
 
 
-class RewardScoring(Closing):
+class RewardScoring(Scoring):
     """The scores of one step, worked on while some of its groups are still being written. Single use.
 
         with rewards.begin(step) as scoring:
@@ -34,7 +36,6 @@ class RewardScoring(Closing):
 
     After `finish`:
 
-    fault_counts         faults by kind: exception, exit, memory, timeout, died, type, not_finite, none
     metrics              means of the numbers that TRL functions logged (`log_metric`), by "component/name"; the values
                          that they logged for each completion (`log_extra`) are in its `Score.extras`
     overlapped_seconds   time that all workers spent on submitted groups before `finish`
@@ -45,14 +46,7 @@ class RewardScoring(Closing):
         self._locate = locate
         self._undo = ExitStack()
         self._components = [ComponentScoring(component, step, self._undo) for component in components]
-        self.fault_counts: Counter[str] = Counter()
-        self.metrics: dict[str, float] = {}
-        self.overlapped_seconds = 0.0
-
-    @property
-    def rewarded(self) -> bool:
-        """Return whether there is a component."""
-        return bool(self._components)
+        self.rewarded = bool(components)
 
     def submit(self, index: int, group: Group) -> None:
         """Hand group number `index` to the workers. `finish` reports what is wrong with its row."""
@@ -73,7 +67,7 @@ class RewardScoring(Closing):
                 raise ValueError(f"group {index} is not the one that was submitted")
         if not self._components:
             return [replace(group, scores=tuple(Score(0.0) for _ in group.completions)) for group in groups]
-        for scored in sorted(self._components, key=ComponentScoring.runs_here):  # workers work meanwhile
+        for scored in sorted(self._components, key=lambda each: each.runs_here):  # workers work meanwhile
             scored.launch(groups)
         replies = [scored.replies(groups) for scored in self._components]
         self._undo.close()
@@ -90,7 +84,6 @@ class RewardScoring(Closing):
             self._score(index, given, *completion)
             for index, (given, completion) in enumerate(zip(zip(*replies, strict=True), written, strict=True))
         ]
-        self.fault_counts = Counter(score.fault.partition(":")[0] for score in scores if score.fault is not None)
         if len(scores) > 1 and all(score.fault is not None for score in scores):
             raise TrainingError(self._all_faulted(scores, replies))
         remaining = iter(scores)
@@ -101,9 +94,10 @@ class RewardScoring(Closing):
         values: dict[str, float | None] = {}
         terms = []
         part_steps: dict[str, tuple[tuple[int, float], ...]] = {}
-        steps: dict[int, float] = {}  # at each end the weighted sum; a weight of 0 has no part in it
-        whole: float | None = None  # that of the rewards for the completion alone, which stands at its end
-        by_token: dict[int, float] = {}  # likewise, of turns, at the last token of each
+        # The weighted sum at the end of each step, an offset in the text, or at the last token of each turn; a weight
+        # of 0 has no part in it. `whole` is that of the rewards for the completion alone, and stands at its end.
+        steps: defaultdict[int, float] = defaultdict(float)
+        whole: float | None = None
         fault, masked = completion.fault, completion.fault is not None
         for scored, given in zip(self._components, replies, strict=True):
             reply = within(given, 0 if completion.turns else len(completion.text))
@@ -115,26 +109,25 @@ class RewardScoring(Closing):
             if isinstance(value, Stepwise):
                 part_steps[component.name] = tuple(zip(value.ends, value.rewards, strict=True))
                 for end, step in part_steps[component.name] if weight else ():
-                    steps[end] = steps.get(end, 0.0) + weight * step
+                    steps[end] += weight * step
                 value = value.value
             elif value is not None and weight:
                 of_turns = component.settings.scores_turns
-                for place, step_reward in _rewarded_turns(completion).items() if of_turns else ():
-                    by_token[place] = by_token.get(place, 0.0) + weight * step_reward
+                for turn in completion.turns if of_turns else ():
+                    if turn.reward is not None:
+                        steps[turn.end - 1] += weight * turn.reward
                 alone = completion.outcome if of_turns else value
                 whole = whole if alone is None else (whole or 0.0) + weight * alone
             values[component.name] = value
             if value is not None:
                 terms.append(weight * value)
         reward = math.fsum(terms) if all(map(_is_usable, terms)) else math.inf
-        if by_token and whole is not None:
-            final = max(turn.end for turn in completion.turns if turn.role == "assistant") - 1
-            by_token[final] = by_token.get(final, 0.0) + whole
-        elif steps and whole is not None:
-            steps[len(completion.text)] = steps.get(len(completion.text), 0.0) + whole
+        if steps and whole is not None:
+            written = [turn.end - 1 for turn in completion.turns if turn.role == "assistant"]
+            steps[max(written, default=len(completion.text))] += whole
         ends = tuple(sorted(steps))
         rewards = tuple(steps[end] for end in ends)
-        valid = bool(terms) and not masked and all(map(_is_usable, (reward, *rewards, *by_token.values())))
+        valid = bool(terms) and not masked and all(map(_is_usable, (reward, *rewards)))
         if not terms and not masked:
             fault = fault or "none: no reward applies: every component returned None"
         elif not masked and not valid:
@@ -147,30 +140,26 @@ class RewardScoring(Closing):
         }
         weights = tuple(scored.component.settings.weight for scored in self._components)
         score = Score(reward if valid else 0.0, valid, values, fault, (), (), extras, (), part_steps, weights)
-        if not valid or not (ends or by_token):
+        if not valid or not ends:
             return score
-        if by_token:
-            tokens = tuple(sorted(by_token))
-            return replace(score, step_ends=tokens, step_rewards=tuple(by_token[token] for token in tokens))
+        if completion.turns:
+            return replace(score, step_ends=ends, step_rewards=rewards)
         if self._locate is None:
             raise RewardError("a reward scored the steps of a text, and without a tokenizer their tokens are not known")
         tokens = self._locate(prompt, completion, ends)
         return replace(score, step_ends=tokens, step_rewards=rewards, step_offsets=ends)
 
     def _all_faulted(self, scores: Sequence[Score], replies: Sequence[Sequence[Reply]]) -> str:
-        count = len(scores)
-        counted = ", ".join(f"{number} {kind}" for kind, number in self.fault_counts.most_common())
+        count, kinds = len(scores), Counter(str(score.fault).partition(":")[0] for score in scores)
+        counted = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
         named = zip(self._components, replies, strict=True)
-        first = next(((s.component.name, r) for s, found in named for r in found if r.fault is not None), None)
-        if first is None and set(self.fault_counts) != {"none"}:
-            return f"all rewards of {count} completions have a fault ({counted}). The first: {scores[0].fault}"
-        if first is None:
-            return (
-                f"no reward applies to any of {count} completions: every component returned None "
-                "(is the answer column right?)"
-            )
-        name, reply = first
-        return f"all rewards of {count} completions have a fault ({counted}). The first, of {name}:\n{reply.message}"
+        faulty = ((s.component.name, reply) for s, found in named for reply in found if reply.fault is not None)
+        name, reply = next(faulty, (None, None))
+        if reply is None and set(kinds) == {"none"}:
+            why = "every component returned None (is the answer column right?)"
+            return f"no reward applies to any of {count} completions: {why}"
+        first = f", of {name}:\n{reply.message}" if reply is not None else f": {scores[0].fault}"
+        return f"all rewards of {count} completions have a fault ({counted}). The first{first}"
 
     def close(self) -> None:
         """Cancel what workers have not finished."""
@@ -191,13 +180,10 @@ class ComponentScoring:
         self._step = step
         begin: Callable[[], RunnerJob] | None = getattr(component.runner, "begin", None)
         self._job = None if begin is None else undo.enter_context(begin())
+        self.runs_here = self._job is None
         self._order: list[int] = []
         self._here: list[Reply] = []
         self._error: OncurveError | None = None
-
-    def runs_here(self) -> bool:
-        """Return whether it runs in this process."""
-        return self._job is None
 
     @property
     def overlapped_seconds(self) -> float:
@@ -242,16 +228,15 @@ class ComponentScoring:
         return [reply for index in range(len(groups)) for reply in by_group[index]]
 
     def _hand_in(self, items: Sequence[Any]) -> None:
-        with self._sending():
-            if self._job is None:
-                self._here = self.component.runner.run(items)
-            else:
-                self._job.add(items)
+        if self._job is None:
+            self._here = self._sent(self.component.runner.run, items)
+        else:
+            self._sent(self._job.add, items)
 
-    @contextmanager
-    def _sending(self) -> Iterator[None]:
+    def _sent(self, send: Callable[[Sequence[Any]], Sent], items: Sequence[Any]) -> Sent:
+        """Return `send(items)`. Raises DataError: a column cannot be sent."""
         try:
-            yield
+            return send(items)
         except TypeError as error:
             raise DataError(f"reward {self.component.name}: a column cannot be sent to its worker: {error}") from error
 
@@ -266,8 +251,8 @@ class ComponentScoring:
             return [reply] * count
         last = reply.message.strip().rpartition("\n")[2]
         self.component.warn_once("reward %s failed on a whole batch (%s); it is called once per group now", last)
-        with self._sending():
-            replies = self.component.runner.run([self.component.batch_item([group], self._step) for group in groups])
+        items = [self.component.batch_item([group], self._step) for group in groups]
+        replies = self._sent(self.component.runner.run, items)
         found: list[Reply] = []
         for one, group in zip(replies, groups, strict=True):
             found += self._unpacked(one, len(found), len(group.completions), count)
@@ -298,26 +283,6 @@ class ComponentScoring:
         return rewards
 
 
-@dataclass
-class DeferredScoring(Closing):
-    """A scoring that does nothing while groups are being sampled: `finish` is `score`."""
-
-    score: Callable[[Sequence[Group]], list[Group]]
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    overlapped_seconds: float = 0.0
-    rewarded: bool = True
-
-    def submit(self, index: int, group: Group) -> None:
-        """Does nothing."""
-
-    def finish(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups with their scores."""
-        return self.score(groups)
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
 def _told(name: str, reply: Reply) -> str:
     return f"{reply.fault}: {name}: {reply.message.strip().rpartition(chr(10))[2][:300]}"
 
@@ -330,11 +295,6 @@ def _value_of_fault(component: RewardComponent, reply: Reply) -> float | None:
             f"reward {component.name} failed ({reply.fault}), and its on_error is 'raise':\n{reply.message}"
         )
     return None if on_error == "mask" else float(on_error)
-
-
-def _rewarded_turns(completion: Completion) -> dict[int, float]:
-    """Return the rewards of turns, by the index of the turn's last token."""
-    return {turn.end - 1: turn.reward for turn in completion.turns if turn.reward is not None}
 
 
 def _is_usable(reward: float) -> bool:

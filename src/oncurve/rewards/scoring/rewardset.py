@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -36,25 +35,9 @@ class RewardSet(Closing):
 
     def __init__(self, components: Sequence[RewardComponent]) -> None:
         self.components = tuple(components)
-        self.announcements: list[str] = [
-            f"reward {component.name} runs in this process and cannot be killed: {component.runner.reason}"
-            for component in self.components
-            if isinstance(component.runner, InProcess) and component.runner.reason is not None
-        ]
-        self.announcements += [
-            f"reward {component.name} is given the environment variable{'s' * (len(component.settings.env_pass) > 1)} "
-            f"{', '.join(component.settings.env_pass)}"
-            for component in self.components
-            if isinstance(component.settings, WorkerSettings) and component.settings.env_pass
-        ]
-        self.announcements += [
-            f"reward {component.name} {component.runner.announcement}"
-            for component in self.components
-            if hasattr(component.runner, "announcement")
-        ]
+        self.announcements = [f"reward {each.name} {line}" for each in self.components for line in _announced(each)]
         self.locate: Locate | None = None
         """Finds the tokens in which steps end. Needed by rewards that score steps; set where the tokenizer is known."""
-        self._last = RewardScoring((), 0)
 
     @classmethod
     def build(
@@ -131,28 +114,29 @@ class RewardSet(Closing):
 
     def begin(self, step: int = 0) -> RewardScoring:
         """Return the scoring of one step, to which groups can be submitted while others are still being sampled."""
-        self._last = RewardScoring(self.components, step, self.locate)
-        return self._last
+        return RewardScoring(self.components, step, self.locate)
 
     def score(self, groups: Sequence[Group], step: int = 0) -> list[Group]:
         """Return the groups with a `Score` for every completion. Raises the errors of `RewardScoring.finish`."""
         with self.begin(step) as scoring:
             return scoring.finish(groups)
 
-    @property
-    def fault_counts(self) -> Counter[str]:
-        """Faults of the latest scoring, by kind."""
-        return self._last.fault_counts
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """Means of the numbers that reward functions logged in the latest scoring, by "component/name"."""
-        return self._last.metrics
-
     def close(self) -> None:
         """End the workers. Closing twice is allowed."""
         for component in self.components:
             component.runner.close()
+
+
+def _announced(component: RewardComponent) -> Iterator[str]:
+    """Yield what the plan says about a reward, after its name."""
+    runner, settings = component.runner, component.settings
+    if isinstance(runner, InProcess) and runner.reason is not None:
+        yield f"runs in this process and cannot be killed: {runner.reason}"
+    if isinstance(settings, WorkerSettings) and settings.env_pass:
+        plural = "s" * (len(settings.env_pass) > 1)
+        yield f"is given the environment variable{plural} {', '.join(settings.env_pass)}"
+    if hasattr(runner, "announcement"):
+        yield runner.announcement
 
 
 @contextmanager
@@ -187,8 +171,8 @@ def component_names(chosen: Sequence[RewardSettings]) -> list[str]:
         name = component.name or component.default_name
         if component.name is not None and sum(other.name == name for other in chosen) > 1:
             raise ConfigError(f"rewards: the name {name!r} is given twice; give each reward a name of its own")
-        free = (candidate for candidate in (name, *(f"{name}_{n}" for n in range(2, len(chosen) + 2))))
-        names.append(next(candidate for candidate in free if candidate not in names))
+        candidates = (name, *(f"{name}_{number}" for number in range(2, len(chosen) + 2)))
+        names.append(next(candidate for candidate in candidates if candidate not in names))
     return names
 
 

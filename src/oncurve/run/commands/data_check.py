@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.base.errors import DataError, noted
-from oncurve.base.output import visible
-from oncurve.config import DATA_NOTES, RunConfig, RunFacts, notes_on, trials_on, try_rewards
+from oncurve.config import RunConfig, RunFacts, sentences_of, trials_on, try_rewards
 from oncurve.data import (
     Prompts,
     Rows,
@@ -21,6 +20,7 @@ from oncurve.data import (
     open_prompts,
     prompt_columns,
 )
+from oncurve.report import rendered
 from oncurve.rewards import RewardSet, Trial
 from oncurve.run.building import first_episode, host_of
 from oncurve.run.row_lengths import read_tokenizer
@@ -69,48 +69,12 @@ class DataCheck:
 
     def text(self) -> str:
         """Return the findings as lines to read."""
-        lines = [f"{self.rows:,} rows to train on, {self.held_out:,} held out", "", "Columns"]
-        wide = max((len(column["name"]) for column in self.columns), default=0)
-        for column in self.columns:
-            some = "" if column["rows"] == self.looked_at else f" (in {column['rows']:,} of {self.looked_at:,} rows)"
-            lines.append(f"  {column['name']:<{wide}}  {' or '.join(column['types'])}{some}: {column['example']}")
-        lines += ["", "Rewards", *(f"  {line}" for line in map(_of_reward, self.rewards))]
-        lines += [] if self.rewards else ["  none in the recipe"]
-        for number, (place, tokens, text) in enumerate(self.prompts, start=1):
-            counted = "" if tokens is None else f", {tokens:,} tokens"
-            lines += ["", f"Prompt {number} of {len(self.prompts)}: {place}{counted}"]
-            lines += [f"  | {line}" for line in text.split("\n")]
-        lines += ["", "An episode with a made-up turn"] if self.episode else []
-        lines += [f"  {role:<11}  {line}" for role, text in self.episode for line in _cut(text).split("\n")]
-        lines += ["", "Tokens per prompt" + ("" if self.limit is None else f", of which at most {self.limit:,} fit")]
-        lines += [f"  {name:<9}{_of_lengths(found, self.overlong)}" for name, found in self.lengths.items()]
-        lines += [f"  {note}" for note in self.notes]
-        would = "A run would take this." if not self.warnings else "A run would begin, but look at this first:"
-        lines += ["", "A run would refuse this:" if self.problems else would]
-        return visible("\n".join([*lines, *(f"  {line}" for line in self.problems or self.warnings)]))
+        return rendered("data_check.j2", d=self, cut=_cut).rstrip()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         prompts = [{"place": place, "tokens": tokens, "text": text} for place, tokens, text in self.prompts]
         return asdict(self) | {"prompts": prompts}
-
-
-def _of_reward(reward: Mapping[str, Any]) -> str:
-    takes = f"; takes {', '.join(reward['takes'])} where there" if reward["takes"] else ""
-    needs = f"needs {', '.join(reward['needs'])}" if reward["needs"] else "needs no column"
-    found = "; there in every row" if reward["needs"] else ""
-    found = f"; {reward['lacking']:,} rows lack it" if reward["lacking"] else found
-    if reward["tried"]:
-        found += f"; reads {reward['read']:,} of the first {reward['tried']:,} rows"
-    if reward["mean"] is not None:
-        found += f", whose reference answers score {reward['mean']:.4g} on average"
-    return f"{reward['name']}: {needs}{takes}{found}"
-
-
-def _of_lengths(found: Mapping[str, Any], overlong: str) -> str:
-    shown = "  ".join(f"{name} {tokens:,}" for name, tokens in found["percentiles"].items())
-    does = {"error": "refused", "drop": "left out", "truncate_left": "cut on the left"}[overlong]
-    return shown + (f"; {found['too_long']:,} of {found['count']:,} too long: {does}" if found["too_long"] else "")
 
 
 def check_data_of(config: RunConfig, base: Path) -> DataCheck:
@@ -127,7 +91,7 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
         distinct=distinct_prompts(rows, config.data),
         eval_distinct=distinct_prompts(held_out.first(config.eval.limit), config.data),
     )
-    warnings += notes_on(config, facts, DATA_NOTES)
+    warnings += sentences_of("data_notes.j2", config, facts)
     tokenizer, room = read_tokenizer(config) if config.model.path else (None, None)
     episode = _episode(config, base, rows, problems, tokenizer, room)
     notes = () if config.model.path else (NO_MODEL,)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.base.errors import ConfigError, UserError, command, nearest, shown, suggest
+from oncurve.base.errors import ConfigError, UserError, command, nearest
 from oncurve.base.hints import known_words, word_for
 from oncurve.base.output import complain
-from oncurve.base.paths import names_rows, usable_path
-from oncurve.base.shipped import PRESETS, RECIPES, SUFFIXES, shipped
-from oncurve.config import RUN, RunConfig, names_recipe
+from oncurve.base.paths import names_rows
+from oncurve.config import RUN, RunConfig, names_model
 from oncurve.data import read_rows
 from oncurve.run.arguments import (
     ARGUMENT_OF,
@@ -52,7 +50,7 @@ def command_config(
     settings.
     """
     overrides, data = data_among(overrides, data)
-    is_model = target is not None and _names_model(target)
+    is_model = target is not None and names_model(target)
     if is_model and data is None and not rewards:
         example = command(*of.split(), target, "--data", "train.jsonl", "--reward", "math")
         raise ConfigError(f"{target} is no recipe; to take a model, name data and a reward, too, like: {example}")
@@ -68,7 +66,7 @@ def command_config(
         f"{fraction[0]:.3g} of the rows is held out, and evaluated" if fraction else "held-out rows are evaluated"
     )
     none = "data.eval_fraction=0 trains on all rows" if fraction else "eval.every=0 leaves that out"
-    complain(f"by default {held_out} every {every} steps (eval.every); {none}")
+    complain(f"by default {held_out} every {'step' if every == 1 else f'{every} steps'} (eval.every); {none}")
     return _configured(target, is_model, overrides, data_arguments(data) | evaluated, rewards, presets)
 
 
@@ -81,7 +79,7 @@ def sft_config(
     """
     overrides, data = data_among(overrides, data)
     check_for_stage(word.partition("=")[0] for word in overrides)
-    shown_by, is_model = {} if data is None else {"sft.data": data}, _names_model(target)
+    shown_by, is_model = {} if data is None else {"sft.data": data}, names_model(target)
     config, base, _ = _configured(target, is_model, overrides, shown_by, rewards, presets)
     return config.stage, base, "sft" if is_model else target
 
@@ -152,29 +150,3 @@ def words_for(option: str, value: str, options: Collection[str]) -> str | None:
     note = word.note if word is not None else ""
     written = shlex.join(f"{key}={value}" for key in keys)
     return f"write {written}" + (f" ({note})" if note else "") if keys else note
-
-
-def _names_model(target: str) -> bool:
-    """Return whether a word that is no recipe is a model: a folder, or an id of the hub.
-
-    Raises ConfigError: it is neither, nor anything else that exists.
-    """
-    if names_recipe(target):
-        return False
-    here = usable_path(target, "RECIPE|MODEL")
-    if not target.strip():
-        raise ConfigError("RECIPE|MODEL: the name is empty; name a recipe, a preset or a model")
-    if "/" in target or here.is_dir():
-        return True
-    if os.path.lexists(here):
-        return False  # a pipe or a device: what reads recipes says so
-    entries = sorted(Path().iterdir())
-    files = [entry.name for entry in entries if entry.name.endswith(SUFFIXES)]
-    models = [entry.name for entry in entries if (entry / "config.json").is_file()]
-    presets, recipes = shipped(PRESETS), shipped(RECIPES)
-    near = suggest(target, [*models, *files, *presets, *recipes]) or ";"
-    raise ConfigError(
-        f"there is no recipe, preset or model {shown(target)} here{near} "
-        f"the presets are: {', '.join(presets)}; the recipes of the package are: {', '.join(recipes)}; "
-        "a model of the hub is written OWNER/NAME"
-    )

@@ -16,7 +16,7 @@ from rich.console import Console
 from oncurve import durable
 from oncurve.base.errors import CheckpointError, ConfigError, DataError, LostFileError, command, refuse
 from oncurve.components import Component, kind_of, rules_of
-from oncurve.config import CheckpointSettings, Schema, Section, fixed, load, to_toml
+from oncurve.config import CheckpointSettings, Schema, Section, load, to_toml
 from oncurve.display import Screen, say
 from oncurve.machine import contention
 from oncurve.machine.threads import prepare_process
@@ -71,12 +71,8 @@ class RewardModelRecipe(Component):
 REWARD_MODEL = Schema(
     RewardModelRecipe,
     {
-        "run": fixed(RewardRunSettings),
         "data": Section(REWARD_EXAMPLE_KINDS, "preferences"),
         "reward_model": Section({name: cls for name, cls in REWARD_MODEL_KINDS.items() if name != "none"}, "outcome"),
-        "lora": fixed(LoraSettings),
-        "checkpoint": fixed(CheckpointSettings),
-        "eval": fixed(RewardEvalSettings),
     },
     command="reward-model train",
 )
@@ -111,7 +107,7 @@ def _prepare(config: RewardModelRecipe, base: Path, folder: Path) -> tuple[Rewar
     if not kept:
         reads = f"{classifier.name} reads {classifier.max_length} tokens; take a model that reads more"
         raise DataError(f"none of {len(train)} examples fits: {reads}")
-    learner.total_updates = updates_of(len(kept), settings.batch_size, settings.epochs)
+    learner.pace.total = updates_of(len(kept), settings.batch_size, settings.epochs)
 
     def held_out_metrics() -> dict[str, float]:
         measured = learner.measure(kept_out) if kept_out else {}

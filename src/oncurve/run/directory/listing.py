@@ -13,7 +13,7 @@ from oncurve import durable
 from oncurve.base.errors import RunDirectoryError, UserError
 from oncurve.base.paths import usable_path
 from oncurve.report import read_run, table
-from oncurve.run.directory.folder import CONFIG, ENVIRONMENT, IDENTITY, LOCK
+from oncurve.run.directory.folder import CONFIG, ENVIRONMENT, IDENTITY, LOCK, SFT
 
 State = Literal["running", "finished", "stopped", "damaged"]
 DEEPEST = 3
@@ -31,6 +31,7 @@ class ListedRun:
     metric, best, best_step   the best evaluation, by `checkpoint.best` or accuracy or reward; None without any
     best_kept     its checkpoint is there; None where it was before step 1, or there is none
     age_seconds   since it wrote a line
+    warm_start    it has begun its warm start, and none of its own steps is done
     """
 
     path: Path
@@ -42,17 +43,19 @@ class ListedRun:
     best_step: int | None = None
     age_seconds: float = 0.0
     best_kept: bool | None = None
+    warm_start: bool = False
 
     def cells(self) -> tuple[str, ...]:
         """Return the run as a row of a table."""
         best = "-" if self.best is None else f"{self.metric} {self.best:.4g} at {self.best_step}"
         best += " (its checkpoint is gone)" if self.best_kept is False else ""
         steps = f"{self.step}" if self.steps is None else f"{self.step}/{self.steps}"
-        return str(self.path), self.state, steps, best, _ago(self.age_seconds)
+        done = "warm start" if self.warm_start else steps
+        return str(self.path), self.state, done, best, _ago(self.age_seconds)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return asdict(self) | {"path": str(self.path)}
+        return {key: value for key, value in asdict(self).items() if key != "warm_start"} | {"path": str(self.path)}
 
 
 def list_runs(folder: Path | None = None) -> list[ListedRun]:
@@ -87,8 +90,8 @@ def find_runs(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
 
 
 def _listed(path: Path) -> ListedRun:
-    metrics, config = path / "metrics.jsonl", path / CONFIG
-    age = time.time() - (metrics if metrics.is_file() else config).stat().st_mtime
+    logs = [log for log in (path / "metrics.jsonl", path / SFT / "metrics.jsonl") if log.is_file()]
+    age = time.time() - max(file.stat().st_mtime for file in logs or [path / CONFIG])
     running = durable.is_held(path / LOCK)
     try:
         record = read_run(path)
@@ -105,7 +108,8 @@ def _listed(path: Path) -> ListedRun:
     metric = next((key for key in (named, *MEASURED) if any(key in line for line in lines)), None)
     best = max((line for line in lines if metric in line), key=lambda line: line[str(metric)], default=None)
     if best is None:
-        return ListedRun(path, state, step, steps, age_seconds=age)
+        warm_start = not step and (path / SFT / CONFIG).is_file()
+        return ListedRun(path, state, step, steps, age_seconds=age, warm_start=warm_start)
     at = int(best.get("step", 0))
     kept = at in dict(durable.numbered(path / "checkpoints")) if at else None
     return ListedRun(path, state, step, steps, metric, float(best[str(metric)]), at, age, kept)

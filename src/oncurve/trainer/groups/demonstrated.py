@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from oncurve.metrics import Metrics
 from oncurve.models import Weights
 from oncurve.trainer.groups.source import Groups
-from oncurve.trainer.result import Collected
-from oncurve.trainer.state import TrainerState
+from oncurve.trainer.state import Collected, TrainerState
 from oncurve.trainer.watching.observe import observe_groups
 from oncurve.types import Completion, Group, Prompt, Score
 

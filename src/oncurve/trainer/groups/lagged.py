@@ -25,10 +25,8 @@ from oncurve.base.errors import CheckpointError, ConfigError
 from oncurve.learner import FROZEN
 from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights, Weights, changing_tensors, held, module_device
-from oncurve.trainer.groups.collecting import Collecting, GivenUpError
-from oncurve.trainer.groups.source import Groups
-from oncurve.trainer.result import Collected
-from oncurve.trainer.state import TrainerState
+from oncurve.trainer.groups.source import Collecting, GivenUpError, Groups
+from oncurve.trainer.state import Collected, TrainerState
 
 _TURN_SECONDS = 0.5
 
@@ -169,9 +167,8 @@ class LaggedGroups(Groups):
         for each in record.get("versions", ()):
             kept = replace(_copied(weights), version=int(each["version"]))
             tensors, own = durable.fetch(folder.parent / FROZEN, each["tensors"]), changing_tensors(kept.model)
-            if {name: (t.shape, t.dtype) for name, t in tensors.items()} != {
-                name: (t.shape, t.dtype) for name, t in own.items()
-            }:
+            given, wanted = ({name: (t.shape, t.dtype) for name, t in of.items()} for of in (tensors, own))
+            if given != wanted:
                 raise CheckpointError(f"{folder}: the weights after step {each['step']} are those of another model")
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])

@@ -16,8 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from oncurve import durable
-from oncurve.types import Completion, Group, Prompt, Score, Turn
+from oncurve.types import Completion, Group, Prompt, Score
 
 FILE = "surplus.jsonl"
 
@@ -82,27 +84,9 @@ class SurplusGroup:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> SurplusGroup:
-        """The inverse of `asdict`, by way of JSON."""
-        return cls(
-            record["cursor"],
-            tuple(record["prompt_ids"]),
-            tuple(map(_completion, record["completions"])),
-            tuple(Score(**_with_tuples(each) | {"extras": each["extras"]}) for each in record["scores"]),
-            record["draw"],
-            _with_tuples(record.get("row_ids")),
-        )
-
-
-def _completion(record: Mapping[str, Any]) -> Completion:
-    turns = tuple(Turn(**each) for each in record.get("turns", ()))
-    return Completion(**_with_tuples(record) | {"turns": turns, "kept_ids": bytes.fromhex(record.get("kept_ids", ""))})
-
-
-def _with_tuples(value: Any) -> Any:
-    """Return the value with tuples in place of the lists that JSON makes of them, at any depth."""
-    if isinstance(value, Mapping):
-        return {key: _with_tuples(inner) for key, inner in value.items()}
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+        """The inverse of `asdict`, by way of JSON, which has lists for tuples and text for bytes."""
+        kept = [{**each, "kept_ids": bytes.fromhex(each.get("kept_ids", ""))} for each in record["completions"]]
+        return TypeAdapter(cls).validate_python({**record, "completions": kept})
 
 
 def save_surplus(folder: Path, surplus: Sequence[SurplusGroup]) -> None:

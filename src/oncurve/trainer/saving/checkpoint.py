@@ -17,7 +17,7 @@ from oncurve import durable
 from oncurve.base.errors import CheckpointError, RunDirectoryError
 from oncurve.learner import FROZEN, Learner
 from oncurve.trainer.groups.surplus import load_surplus, save_surplus
-from oncurve.trainer.protocols import OuterLoop
+from oncurve.trainer.outer import OuterLoop
 from oncurve.trainer.state import TrainerState
 
 if TYPE_CHECKING:

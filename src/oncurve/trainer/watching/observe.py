@@ -130,13 +130,6 @@ class UntrainedUpdates:
             )
 
 
-def observe_processors(metrics: Metrics) -> None:
-    """The time that threads waited for a processor since the step before, where the system reports it."""
-    waiting = contention.waiting()
-    if waiting is not None:
-        metrics.add("time/processor_wait", waiting)
-
-
 def summarized(
     metrics: Metrics, state: TrainerState, epoch: Callable[[int], float], started: float, worked: float | None
 ) -> dict[str, float]:
@@ -151,7 +144,8 @@ def summarized(
     metrics.add("progress/prompts_seen", float(state.cursor))
     metrics.add("progress/epoch", epoch(state.cursor))
     metrics.add("time/step", seconds)
-    observe_processors(metrics)
+    if (waiting := contention.waiting()) is not None:  # where the system reports it
+        metrics.add("time/processor_wait", waiting)
     result = metrics.result()
     result["tokens/per_second"] = result.get("tokens/sampled", 0.0) / seconds
     if worked is not None:

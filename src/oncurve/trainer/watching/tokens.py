@@ -12,8 +12,8 @@ from torch import Tensor
 from oncurve.kl import k3
 from oncurve.learner import Learner
 from oncurve.metrics import Metrics
-from oncurve.trainer.result import Collected
-from oncurve.trainer.saving import Recorder
+from oncurve.trainer.saving.recorder import Recorder
+from oncurve.trainer.state import Collected
 from oncurve.trainer.watching.observe import timer
 from oncurve.types import Group, TrainBatch
 

@@ -17,8 +17,10 @@ from fakes.tables import table
 from oncurve import durable
 from oncurve.base.errors import ModelError
 from oncurve.models import LoraSettings, ModelConfig, save, tiny
-from oncurve.models.adapters import put_adapter, read_adapter
-from oncurve.models.loading import hub_tensors, stored_adapter
+from oncurve.models.adapters import put_adapter
+from oncurve.models.adapters.files import read_adapter
+from oncurve.models.loading import stored_adapter
+from oncurve.models.loading.saving import hub_tensors
 
 IDS = torch.tensor([[5, 9, 2, 40, 11, 7, 33, 1]])
 

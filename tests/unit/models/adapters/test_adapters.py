@@ -9,7 +9,7 @@ import torch
 
 from fakes.adapted import NAMES, adapted, base, fill
 from fakes.architectures import RAGGED, UNIFORM, architecture, logits_of
-from fakes.decoding import request
+from fakes.decoding import graphs_of, request
 from fakes.recorder import record
 from fakes.tables import table
 from oncurve.base.errors import ConfigError, ModelError
@@ -17,8 +17,10 @@ from oncurve.config import load_config
 from oncurve.learner.optimizer.update import MasterAdamW
 from oncurve.models import LoraSettings, ModelConfig, tiny, wrap
 from oncurve.models.adapters import put_adapter
-from oncurve.models.decode import GraphBuffers, HostLoop, forced_logits
-from oncurve.models.layers import join
+from oncurve.models.decode.graph_buffers import GraphBuffers
+from oncurve.models.decode.host_loop import HostLoop
+from oncurve.models.decode.teacher_forcing import forced_logits
+from oncurve.models.layers.joined_weights import join
 from oncurve.models.loading.quantization import quantization_config
 from oncurve.randomness import row_keys
 
@@ -93,12 +95,12 @@ def test_steps_that_were_captured_are_captured_again_when_the_factors_change():
         found.append([row.logprobs for row in wanted])
     assert found[0] == found[1] == found[4]
     assert found[0] != found[2] != found[3] != found[0]
-    graphs = len(buffers.graphs)
+    graphs = len(graphs_of(buffers))
     fill(model.adapter.parameters, 0.1)
     got, wanted = model.token_loop()(asked), HostLoop(model.decoder, torch.device("cpu"))(asked)
     assert [row.ids for row in got] == [row.ids for row in wanted]
     assert found[0] != [row.logprobs for row in wanted]
-    assert len(buffers.graphs) == graphs  # an update of the factors changes values, and no addresses
+    assert len(graphs_of(buffers)) == graphs  # an update of the factors changes values, and no addresses
     assert model._joined  # the products were of joined weights
 
 
