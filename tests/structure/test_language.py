@@ -33,6 +33,7 @@ WORDS = table("language", "words")
 STREAMS = {
     "src/oncurve/base/output.py",
     "src/oncurve/models/decode/cuda_graphs.py",
+    "src/oncurve/models/decode/graph_buffers.py",
     "src/oncurve/rewards/judge/model_judge.py",
     "src/oncurve/base/web.py",
     "src/oncurve/environments/endpoint.py",
