@@ -102,7 +102,7 @@ class Reference:
 
     def head(self) -> Head:
         """Return the layer that turns the hidden states kept by `score` into logits, for the full KL."""
-        return self.model.head()
+        return self.model.logits
 
     @torch.no_grad()
     def score(self, batch: TrainBatch, temperature: float, tokens_per_micro_batch: int, full: bool) -> TrainBatch:
@@ -204,7 +204,7 @@ class AdapterReference(Reference):
 
     def head(self) -> Head:
         """Return the policy's head, with the adapter as the reference has it."""
-        policy = self.model.head()
+        policy = self.model.logits
 
         def logits(hidden: Tensor) -> Tensor:
             with self.selected():

@@ -11,7 +11,7 @@ import pytest
 import oncurve.models.tiny
 from fakes import openenv_server
 from oncurve.base.errors import ConfigError
-from oncurve.base.shipped import RECIPES
+from oncurve.base.paths import RECIPES
 from oncurve.config import check_complete, load_config
 from oncurve.data import DATA_KINDS, load_eval_rows, load_rows
 from oncurve.environments import ENVIRONMENT_KINDS, Dialogue
