@@ -12,7 +12,6 @@ PLAYS = "the worker that plays has a deadline for every item; in this process it
 COMPUTES = "the thread computes for the caller, and takes as long as the same work here would"
 WITHOUT_LIMIT = {
     ("processes/pool/serve.py", "requests.get()"): SERVES,
-    ("processes/fleets/channel.py", "self._messages.get()"): "the owner of the thread ends it by a message",
     (
         "processes/spawn.py",
         "os.waitpid(-1, 0)",
