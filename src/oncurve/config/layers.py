@@ -111,7 +111,8 @@ def _add(file: Path, given: list[Path] | None, above: tuple[Path, ...], layers: 
     for found in files:
         _add(found, None, (*above, file), layers)
     complete = table.pop("resolved", False) is True
-    layers[file] = replace(from_mapping(table, _called(file), file.parent, complete), file=file)
+    name = f"preset {file.stem}" if file.parent == PRESETS else str(file)
+    layers[file] = replace(from_mapping(table, name, file.parent, complete), file=file)
 
 
 def _names(extends: Any, where: str) -> list[str]:
@@ -120,10 +121,6 @@ def _names(extends: Any, where: str) -> list[str]:
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{where}: expected a preset's name or a file, or a list of them, got {shown(extends)}")
     return names
-
-
-def _called(file: Path) -> str:
-    return f"preset {file.stem}" if file.parent == PRESETS else str(file)
 
 
 def names_recipe(name: str) -> bool:

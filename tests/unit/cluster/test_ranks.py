@@ -15,11 +15,10 @@ from torch import Tensor
 from fakes.deadly import PLACES, make_deadly, order, waiting
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups
-from oncurve import batching
+from oncurve import batching, learner as learners
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster
 from oncurve.cluster.ranks import FleetLearner, rank as ranks_of
-from oncurve.learner import transfer
 from oncurve.parallel import FileMeeting, LostRankError, World
 from oncurve.types import TrainBatch
 
@@ -78,7 +77,7 @@ def ranks(
 
 
 def state_of(learner: FleetLearner) -> State:
-    return {name: tensor.clone() for name, tensor in transfer.state_of(learner.local)[1].items()}
+    return {name: tensor.clone() for name, tensor in learners.state_of(learner.local)[1].items()}
 
 
 def same_bits(one: State, other: State) -> bool:
