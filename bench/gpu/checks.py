@@ -13,17 +13,16 @@ from bench.models import Size
 from oncurve.models import TransformersModel
 from oncurve.models.attention.flash import FlashContext
 from oncurve.models.attention.packed_rows import PackedContext
-from oncurve.models.backend import packed_context
 from oncurve.models.causal import DecodeRequest, module_device
-from oncurve.models.decode.cuda_graphs import capture_on
-from oncurve.models.decode.graph_buffers import GraphBuffers
+from oncurve.models.decode.graph_buffers import GraphBuffers, capture_on
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
-from oncurve.models.decode.teacher_forcing import forced_logits
 from oncurve.models.head.linear_logprobs import linear_logprobs
 from oncurve.models.layers.blocks import replace_blocks
-from oncurve.models.layers.joined_weights import join
+from oncurve.models.layers.prepacked_weights import join
 from oncurve.models.layers.rms_norm import replace_norms
+from oncurve.models.network import packed_context
+from oncurve.models.probe import forced_logits
 from oncurve.randomness import row_keys
 from oncurve.rollout.sampler import Sampler
 

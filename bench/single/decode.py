@@ -60,9 +60,10 @@ class _Steps:
         known, most = model._straight, prepacked_weights.MOST_PREPACKED_BYTES
         if plain:
             model._straight, prepacked_weights.MOST_PREPACKED_BYTES = False, 0
-        self._decoder = model.decoder(prompts, [rows // len(LENGTHS)] * len(LENGTHS), TOKENS)
+        copies = rows // len(LENGTHS)
+        self._decoder = model.decoder(rows, TOKENS)
+        self._hidden = self._decoder.join(prompts, copies).repeat_interleave(copies, 0)
         model._straight, prepacked_weights.MOST_PREPACKED_BYTES = known, most
-        self._hidden = self._decoder.first_hidden[self._decoder.groups]
         self.seconds: list[float] = []
 
     @torch.no_grad()

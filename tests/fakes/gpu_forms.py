@@ -23,7 +23,7 @@ from fakes import pretended_gpu
 from fakes.pretended_gpu import fused
 from oncurve.learner.optimizer import adamw
 from oncurve.machine import compiled
-from oncurve.models import backend, network
+from oncurve.models import network
 from oncurve.models.attention import flash
 from oncurve.models.attention.flash import FlashContext
 from oncurve.models.attention.packed_rows import PackedContext
@@ -56,7 +56,7 @@ def pretend(patch: pytest.MonkeyPatch) -> pretended_gpu.Captures:
     patch.setattr(sampler, "on_gpu", on_gpu)
     sums = SimpleNamespace(tops_and_sums=fused(tops_and_sums, "tops and sums"))
     patch.setitem(sys.modules, "oncurve.rollout.triton_sums", sums)
-    patch.setattr(backend, "capture_on", lambda device: captures if on_gpu(device) else None)
+    patch.setattr(network, "capture_on", lambda device: captures if on_gpu(device) else None)
     patch.setattr(adamw, "adamw", lambda *parts, **options: torch_adamw(*parts, **{**options, "fused": True}))
     for name, backward in (("scaled_dot_product_attention", 3), ("rms_norm", 2)):
         patch.setattr(nn.functional, name, fused(getattr(nn.functional, name), name, 1, backward))

@@ -40,45 +40,35 @@ class TableModel:
     def head_matrix(self) -> None:
         return None
 
-    def head(self):
-        return self.logits
-
     def token_loop(self, truncated: bool = False) -> HostLoop:
         return HostLoop(self.decoder, torch.device("cpu"))
 
-    def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> "TableDecoder":
-        return TableDecoder(self, prompts, copies, max_new_tokens)
+    def decoder(self, rows: int, max_new_tokens: int) -> "TableDecoder":
+        return TableDecoder(self, max_new_tokens)
 
 
 class TableDecoder:
     """Holds its caller to the protocol: ids of all live rows, and no row steps more often than it may."""
 
-    def __init__(
-        self, model: TableModel, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int
-    ) -> None:
+    def __init__(self, model: TableModel, max_new_tokens: int) -> None:
         self._model, self._limit = model, max_new_tokens
         self.logits = model.raw_logits
-        self.groups = self._steps = torch.empty(0, dtype=torch.long)
-        self._group_count = 0
-        self.first_hidden = self.join(prompts, copies)
+        self._steps = torch.empty(0, dtype=torch.long)
 
-    def join(self, prompts: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
+    def join(self, prompts: Sequence[Tensor], copies: int) -> Tensor:
         self._model.prefilled.append(len(prompts))
-        groups = torch.arange(len(prompts)).repeat_interleave(torch.tensor(list(copies)))
-        self.groups = torch.cat([self.groups, groups + self._group_count])
-        self._steps = torch.cat([self._steps, torch.zeros(len(groups), dtype=torch.long)])
-        self._group_count += len(prompts)
+        self._steps = torch.cat([self._steps, torch.zeros(len(prompts) * copies, dtype=torch.long)])
         return self._model.table[torch.stack([prompt[-1] for prompt in prompts])]
 
     def step(self, ids: Tensor) -> Tensor:
-        assert len(ids) == len(self.groups)
+        assert len(ids) == len(self._steps)
         self._steps += 1
         assert int(self._steps.max()) < self._limit
         self._model.stepped.append(len(ids))
         return self._model.table[ids]
 
     def keep(self, rows: Tensor) -> None:
-        self.groups, self._steps = self.groups[rows], self._steps[rows]
+        self._steps = self._steps[rows]
 
 
 class ScriptedModel(TableModel):
@@ -93,18 +83,19 @@ class ScriptedModel(TableModel):
         said = torch.zeros(len(hidden), len(self.table)).scatter_(1, hidden.long(), 1.0)
         return said.log()
 
-    def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> "ScriptedDecoder":
-        assert sum(copies) == len(self.script)
-        return ScriptedDecoder(self, torch.tensor(list(copies)))
+    def decoder(self, rows: int, max_new_tokens: int) -> "ScriptedDecoder":
+        assert rows == len(self.script)
+        return ScriptedDecoder(self)
 
 
 class ScriptedDecoder:
-    def __init__(self, model: ScriptedModel, copies: Tensor) -> None:
-        assert (copies == 1).all()
+    def __init__(self, model: ScriptedModel) -> None:
         self._script, self._position = model.script, 0
         self.logits = model.raw_logits
-        self.first_hidden = self._script[:, :1].double()
-        self.groups = torch.arange(len(copies))
+
+    def join(self, prompts: Sequence[Tensor], copies: int) -> Tensor:
+        assert copies == 1
+        return self._script[:, :1].double()
 
     def step(self, ids: Tensor) -> Tensor:
         assert (ids == self._script[:, self._position]).all()
@@ -112,7 +103,7 @@ class ScriptedDecoder:
         return self._script[:, self._position, None].double()
 
     def keep(self, rows: Tensor) -> None:
-        self._script, self.groups = self._script[rows], self.groups[rows]
+        self._script = self._script[rows]
 
 
 class ByteTokenizer:

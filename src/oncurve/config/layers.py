@@ -20,8 +20,17 @@ import yaml
 
 from oncurve.base.errors import ConfigError, command, shown, suggest
 from oncurve.base.hints import method_for
-from oncurve.base.paths import is_data_set_id, names_rows, not_a_file, usable_path, working_directory
-from oncurve.base.shipped import PRESETS as PRESETS, RECIPES as RECIPES, SUFFIXES, shipped as shipped
+from oncurve.base.paths import (
+    PRESETS as PRESETS,
+    RECIPES as RECIPES,
+    SUFFIXES,
+    is_data_set_id,
+    names_rows,
+    not_a_file,
+    shipped as shipped,
+    usable_path,
+    working_directory,
+)
 from oncurve.config.yaml_text import read_yaml
 
 DATA_KEYS = {("data", "path"), ("data", "eval_path"), ("sft", "data"), ("sft", "eval_data")}

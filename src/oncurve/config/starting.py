@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from oncurve.base.errors import ConfigError, command, shown, suggest
-from oncurve.base.paths import usable_path
-from oncurve.base.shipped import RECIPES, SUFFIXES, shipped
+from oncurve.base.paths import RECIPES, SUFFIXES, shipped, usable_path
 from oncurve.config.layers import CODE_PATH
 
 _QUOTED = re.compile(r'"([^"\n]+)"')

@@ -22,7 +22,7 @@ from typing import Any
 from oncurve.base.errors import ConfigError
 from oncurve.base.imports import trust_now
 from oncurve.base.output import complain, visible
-from oncurve.base.shipped import PRESETS, RECIPES
+from oncurve.base.paths import PRESETS, RECIPES
 from oncurve.config.layers import CODE_PATH, MODULE_PATH, Layer, from_mapping
 
 SIGNATURES = "signatures"

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from oncurve.base.errors import CheckpointError, ModelError
 from oncurve.batching import micro_batches
 from oncurve.components import Component
-from oncurve.learner.budget import Budget
+from oncurve.learner.budget import Budget, scored_stats
 from oncurve.learner.optimizer.masters import HALF
-from oncurve.learner.scoring import scored_stats
 from oncurve.learner.stored_once import StoredOnce
 from oncurve.models import Adapter, CausalModel, Head
 from oncurve.types import TrainBatch
@@ -103,7 +102,7 @@ class Reference:
 
     def head(self) -> Head:
         """Return the layer that turns the hidden states kept by `score` into logits, for the full KL."""
-        return self.model.head()
+        return self.model.logits
 
     @torch.no_grad()
     def score(self, batch: TrainBatch, temperature: float, tokens_per_micro_batch: int, full: bool) -> TrainBatch:
@@ -205,7 +204,7 @@ class AdapterReference(Reference):
 
     def head(self) -> Head:
         """Return the policy's head, with the adapter as the reference has it."""
-        policy = self.model.head()
+        policy = self.model.logits
 
         def logits(hidden: Tensor) -> Tensor:
             with self.selected():

@@ -79,9 +79,6 @@ class CausalModel(Protocol):
         more.
         """
 
-    def head(self) -> Head:
-        """Return a function from stored hidden states to logits, without a gradient, for a frozen reference."""
-
     def token_loop(self, truncated: bool = False) -> TokenLoop:
         """Return a loop that decodes with the model's weights as they are at each call.
 
@@ -96,28 +93,6 @@ def module_device(module: nn.Module) -> torch.device:
     """Return where the module's first parameter lives; the CPU if it has none."""
     parameter = next(module.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
-
-
-def check_rows(prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor) -> None:
-    """Refuse shapes that cannot be what `completion_hidden` takes.
-
-    Raises:
-        ValueError: an empty prompt, or shapes that do not belong together.
-    """
-    if any(prompt.ndim != 1 or prompt.numel() == 0 for prompt in prompts):
-        raise ValueError("every prompt must be a (P,) tensor of at least one token id")
-    rows = completion_ids.shape[0]
-    if completion_ids.ndim != 2 or group_ids.shape != (rows,) or lengths.shape != (rows,):
-        raise ValueError(
-            f"completion_ids (b, T), group_ids (b,) and lengths (b,) do not belong together: "
-            f"{tuple(completion_ids.shape)}, {tuple(group_ids.shape)}, {tuple(lengths.shape)}"
-        )
-
-
-def longest_of(prompts: Sequence[Tensor], group_ids: Tensor, lengths: Tensor) -> int:
-    """Return tokens of the longest of the rows that `completion_hidden` takes."""
-    sizes = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64, device=group_ids.device)
-    return int((sizes[group_ids] + lengths.to(group_ids.device)).max()) if len(group_ids) else 0
 
 
 Draw = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
@@ -202,33 +177,22 @@ class TokenLoop(Protocol):
 
 
 class Decoder(Protocol):
-    """Completions that grow by one token per step. Rows are in order of groups, `copies[g]` rows of group g.
+    """Completions that grow by one token per step. It begins without any; rows are in order of groups.
 
-    first_hidden (M, H)   predicts token 0, once per *group*: `first_hidden[groups]` is one per row
-    groups       (n,)     the group of each row
-
-    The order of calls: sample token 0 from `first_hidden`, then `step(ids)` gives what predicts token 1, and so on.
-    Rows that `join` later begin with their token 0 then, next to the others' tokens. Every row gets at most
+    The order of calls: sample token 0 from what `join` gives, then `step(ids)` gives what predicts token 1, and so on.
+    Rows that join later begin with their token 0 then, next to the others' tokens. Every row gets at most
     `max_new_tokens - 1` steps, and a row that has had them must be dropped by `keep` before the next one.
     """
-
-    @property
-    def first_hidden(self) -> Tensor:
-        """`(M, H)`: what predicts the first token of each group's completions."""
-
-    @property
-    def groups(self) -> Tensor:
-        """`(n,)` int64: the group of each row."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return `(n, H)` -> `(n, V)` in the type that the head computes in, with the weights that the decoder began
         with.
         """
 
-    def join(self, prompts: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
-        """Prefill further groups: their rows follow those that are there, their numbers in `groups` all earlier ones.
+    def join(self, prompts: Sequence[Tensor], copies: int) -> Tensor:
+        """Prefill further groups of `copies` rows each, which follow those that are there.
 
-        Returns their `(M', H)` hidden states that predict token 0.
+        Returns the hidden states `(M, H)` that predict token 0, once per *group*.
         """
 
     def step(self, ids: Tensor) -> Tensor:
@@ -239,19 +203,3 @@ class Decoder(Protocol):
 
         k may be 0 if `join` comes next.
         """
-
-
-def check_decoder(prompts: Sequence[Tensor], copies: Sequence[int]) -> None:
-    """Refuse a decoder without prompts, with an empty prompt, or with a group of no rows.
-
-    Raises:
-        ValueError: any of these.
-    """
-    if not prompts or len(prompts) != len(copies):
-        raise ValueError(
-            f"a decoder needs one number of copies per prompt: {len(prompts)} prompts, {len(copies)} copies"
-        )
-    if any(prompt.ndim != 1 or prompt.numel() == 0 for prompt in prompts):
-        raise ValueError("every prompt must be a (P,) tensor of at least one token id")
-    if min(copies) < 1:
-        raise ValueError("every group needs at least one row; leave out groups without rows")

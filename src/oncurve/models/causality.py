@@ -140,6 +140,4 @@ def _examples(module: nn.Module) -> Tensor:
 
 def _limit(module: nn.Module) -> float:
     dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
-    if not dtypes:
-        return _LIMITS[torch.float32]
-    return max(_LIMITS.get(dtype, _HALF_LIMIT) for dtype in dtypes)
+    return max((_LIMITS.get(dtype, _HALF_LIMIT) for dtype in dtypes), default=_LIMITS[torch.float32])

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
 from oncurve.models.adapters.adapter import Adapter
-from oncurve.models.causal import Head, TokenLoop, check_decoder, check_rows, longest_of, module_device
+from oncurve.models.causal import TokenLoop, module_device
 from oncurve.models.decode.host_loop import HostLoop
-from oncurve.models.layers.lengths import check_longest, longest_row_of
+from oncurve.models.layers.lengths import check_rows, longest_row_of
 from oncurve.ops import at_least_float32
 
 
@@ -71,21 +71,15 @@ class GenericModel:
         self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
     ) -> Tensor:
         """Return hidden states `(N, H)`, which are the logits: H is the size of the vocabulary."""
-        check_rows(prompts, group_ids, completion_ids, lengths)
-        check_longest(self.module, longest_of(prompts, group_ids, lengths))
+        check_rows(self.module, prompts, group_ids, completion_ids, lengths)
         device = module_device(self.module)
         group_ids, completion_ids, lengths = group_ids.to(device), completion_ids.to(device), lengths.to(device)
-        prompt_ids, prompt_lengths = _pad([prompt.to(device) for prompt in prompts])
-        prompt_ids, starts = prompt_ids[group_ids], prompt_lengths[group_ids]
         # The last token of a completion predicts nothing, so it is not run.
-        width = int((starts + lengths - 1).max()) if lengths.numel() else 0
-        row_ids = prompt_ids[:, :1].repeat(1, max(width, prompt_ids.shape[1]))
-        row_ids[:, : prompt_ids.shape[1]] = prompt_ids
-        steps = torch.arange(completion_ids.shape[1], device=device)
-        fed = steps[None, :] < lengths[:, None] - 1
-        rows, columns = fed.nonzero(as_tuple=True)
-        row_ids[rows, starts[rows] + columns] = completion_ids[rows, columns]
+        fed = zip(group_ids.tolist(), completion_ids, (lengths - 1).clamp(min=0).tolist(), strict=True)
+        row_ids, widths = _pad([torch.cat([prompts[group].to(device), ids[:count]]) for group, ids, count in fed])
+        starts = widths - (lengths - 1).clamp(min=0)
         logits = plain_logits(self.module.eval(), row_ids)
+        steps = torch.arange(completion_ids.shape[1], device=device)
         rows, columns = (steps[None, :] < lengths[:, None]).nonzero(as_tuple=True)
         return logits[rows, starts[rows] - 1 + columns]
 
@@ -100,10 +94,6 @@ class GenericModel:
     def head_matrix(self) -> None:
         """Return None: what makes the logits is inside the module."""
 
-    def head(self) -> Head:
-        """Return `logits`, which needs no weights."""
-        return self.logits
-
     def token_loop(self, truncated: bool = False) -> TokenLoop:
         """Return the loop on the host, which runs whole rows at every step."""
         return HostLoop(self.decoder, module_device(self.module))
@@ -112,44 +102,33 @@ class GenericModel:
         """Return False: nothing is kept."""
         return False
 
-    def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> GenericDecoder:
-        """Return a decoder for `copies[g]` >= 1 rows of prompt g of at most `max_new_tokens` tokens."""
-        return GenericDecoder(self.module.eval(), prompts, copies, max_new_tokens)
+    def decoder(self, rows: int, max_new_tokens: int) -> GenericDecoder:
+        """Return a decoder for rows of at most `max_new_tokens` tokens."""
+        return GenericDecoder(self.module.eval(), max_new_tokens)
 
 
 class GenericDecoder:
     """A `Decoder` without a cache: every step runs the whole rows again. Never records a gradient."""
 
-    def __init__(
-        self, module: nn.Module, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int
-    ) -> None:
-        device = module_device(module)
-        self._module = module
-        self._limit = max_new_tokens
-        self._group_count = 0
-        self.groups = self._lengths = torch.empty(0, dtype=torch.int64, device=device)
-        self._ids = torch.empty(0, 0, dtype=torch.int64, device=device)
-        self.first_hidden = self.join(prompts, copies)
+    def __init__(self, module: nn.Module, max_new_tokens: int) -> None:
+        self._module, self._limit = module, max_new_tokens
+        self._lengths = torch.empty(0, dtype=torch.int64, device=module_device(module))
+        self._ids = self._lengths.view(0, 0)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the hidden states are the logits."""
         return hidden
 
     @torch.no_grad()
-    def join(self, prompts: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
+    def join(self, prompts: Sequence[Tensor], copies: int) -> Tensor:
         """Add groups: their rows follow those that are there."""
-        check_decoder(prompts, copies)
-        device = self.groups.device
+        device = self._ids.device
         prompt_ids, lengths = _pad([prompt.to(device) for prompt in prompts])
         logits = plain_logits(self._module, prompt_ids)
-        repeats = torch.tensor(list(copies), device=device)
-        groups = torch.arange(len(prompts), device=device).repeat_interleave(repeats)
         width = max(self._ids.shape[1], prompt_ids.shape[1] + self._limit)
-        rows = [self._ids, prompt_ids[groups]]
+        rows = [self._ids, prompt_ids.repeat_interleave(copies, 0)]
         self._ids = torch.cat([nn.functional.pad(ids, (0, width - ids.shape[1])) for ids in rows])
-        self._lengths = torch.cat([self._lengths, lengths[groups]])
-        self.groups = torch.cat([self.groups, groups + self._group_count])
-        self._group_count += len(prompts)
+        self._lengths = torch.cat([self._lengths, lengths.repeat_interleave(copies)])
         return logits[torch.arange(len(prompts), device=device), lengths - 1]
 
     @torch.no_grad()
@@ -165,7 +144,7 @@ class GenericDecoder:
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows only."""
         rows = rows.to(self._ids.device)
-        self._ids, self._lengths, self.groups = self._ids[rows], self._lengths[rows], self.groups[rows]
+        self._ids, self._lengths = self._ids[rows], self._lengths[rows]
 
 
 def _pad(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,12 @@
 """The fast path: a transformers causal LM whose attention is ours, so prompts are computed once per group.
 
 One module, one copy of the weights: the learner trains the very parameters the sampler reads. The module is used as it
-is; its attention is switched for the length of a call.
+is; its attention is switched for the length of a call. The form of a computation goes by the device:
+
+    CPU     attention on padded rows, decoding by cohorts of rows      `packed_rows`, `host_loop`
+    CUDA    attention by flash kernels, decoding in CUDA graphs        `flash`, `graph_loop`
+
+The CUDA forms run on a CPU too, where the tests compare them with the others.
 """
 
 from __future__ import annotations
@@ -14,20 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.models.adapters.adapter import Adapter
-from oncurve.models.attention.hook import AttentionContext, register, switched
-from oncurve.models.backend import graph_buffers, packed_context
-from oncurve.models.causal import Decoder, Head, TokenLoop, check_rows, longest_of, module_device
+from oncurve.models.attention.flash import FlashContext
+from oncurve.models.attention.hook import AttentionContext, switched
+from oncurve.models.attention.packed_rows import PackedContext
+from oncurve.models.causal import Decoder, TokenLoop, module_device
 from oncurve.models.decode.cached_decoder import CachedDecoder
-from oncurve.models.decode.graph_buffers import GraphBuffers
+from oncurve.models.decode.graph_buffers import GraphBuffers, capture_on
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.head.linear_logprobs import matrix_of
-from oncurve.models.layers.blocks import Block, Shared, blocks_of
-from oncurve.models.layers.joined_weights import Joined, join
-from oncurve.models.layers.lengths import check_longest, longest_row_of
-from oncurve.models.layers.prepacked_weights import PrepackedWeights, prepack
+from oncurve.models.layers.blocks import Block, Shared, StraightBody, blocks_of, hooked, is_straight
+from oncurve.models.layers.lengths import check_rows, longest_row_of
+from oncurve.models.layers.prepacked_weights import Joined, PrepackedWeights, join, prepack
 from oncurve.models.layers.rms_norm import keeps_a_wide_residual, narrow_positions
-from oncurve.models.layers.straight import StraightBody, hooked, is_straight
 from oncurve.ops import at_least_float32
 
 
@@ -45,7 +49,6 @@ class TransformersModel:
         path_reason: str = "fast path: prompts once per group, cached decoding",
         adapter: Adapter | None = None,
     ) -> None:
-        register()
         network: Any = module.eval()
         self.module = module
         self.path_reason = path_reason
@@ -65,11 +68,6 @@ class TransformersModel:
         """Return the state of a copy: it shares the buffers for decoding, which are made now if there are none."""
         self.token_loop()
         return {**vars(self), "_joined": {}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """In a process that was sent this model, the hook is to be registered, too."""
-        register()
-        vars(self).update(state)
 
     @property
     def longest_row(self) -> int | None:
@@ -91,27 +89,22 @@ class TransformersModel:
         """
         if self.module.training:  # after a call of train() dropout would make sampler and learner disagree
             self.module.eval()
+        inputs = {"input_ids": ids[None]}
+        if self._wide and self._embedding.weight.dtype.itemsize < 4:
+            inputs = {"inputs_embeds": self._embedding(ids[None]).float()}
         with switched(self._body.config), self._shared.using(prepacked or {}):
-            outputs = self._body(
-                **self._inputs(ids), position_ids=positions[None], use_cache=False, oncurve_context=context
-            )
+            outputs = self._body(**inputs, position_ids=positions[None], use_cache=False, oncurve_context=context)
         hidden: Tensor = outputs[0][0]
         return hidden
 
     def _products(self) -> dict[nn.Module, list[list[nn.Module]]]:
         return {block: block.groups() for block in self._blocks}
 
-    def _inputs(self, ids: Tensor) -> dict[str, Tensor]:
-        if not self._wide or self._embedding.weight.dtype.itemsize >= 4:
-            return {"input_ids": ids[None]}
-        return {"inputs_embeds": self._embedding(ids[None]).float()}
-
     def completion_hidden(
         self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
     ) -> Tensor:
         """Return hidden states `(N, H)`, each prompt computed once per group."""
-        check_rows(prompts, group_ids, completion_ids, lengths)
-        check_longest(self.module, longest_of(prompts, group_ids, lengths))
+        check_rows(self.module, prompts, group_ids, completion_ids, lengths)
         device = module_device(self.module)
         context = packed_context(device)(prompts, group_ids, completion_ids, lengths, device)
         return context.predicting(self._run(context.ids, context.positions, context))
@@ -129,18 +122,14 @@ class TransformersModel:
         """Return the head's matrix, where it is nothing else."""
         return matrix_of(self._head)
 
-    def head(self) -> Head:
-        """Return this module's own head, without a gradient."""
-        return torch.no_grad()(self.logits)
-
     def token_loop(self, truncated: bool = False) -> TokenLoop:
         """In CUDA graphs on CUDA, whose buffers are kept from rollout to rollout; elsewhere with a cached decoder.
 
         Kept sets have no fixed size, as a graph's tensors do: with them there are no graphs.
         """
         device = module_device(self.module)
-        if self._buffers is None:
-            self._buffers = graph_buffers(device)
+        if self._buffers is None and (capture := capture_on(device)) is not None:
+            self._buffers = GraphBuffers(device, capture)
         if self._buffers is None or truncated:
             return HostLoop(self.decoder, device)
         self._joined = join(self._products(), self._joined)
@@ -154,21 +143,18 @@ class TransformersModel:
             self._buffers.release()
         return kept
 
-    def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> Decoder:
-        """Return a cached decoder after its prefill: `copies[g]` >= 1 rows of prompt g of at most `max_new_tokens`
-        tokens.
-        """
-        prepacked = prepack(self._products() | ({self._head: [[self._head]]} if self._blocks else {}), sum(copies))
+    def decoder(self, rows: int, max_new_tokens: int) -> Decoder:
+        """Return a cached decoder for about `rows` rows of at most `max_new_tokens` tokens."""
+        prepacked = prepack(self._products() | ({self._head: [[self._head]]} if self._blocks else {}), rows)
         head = prepacked.get(self._head, ())
         device = module_device(self.module)
         if self._straight is None and device.type == "cpu":
             self._straight = is_straight(self._body, self._wide, self._run)
         straight = self._straight and device.type == "cpu" and not hooked(self._body)
-        return CachedDecoder(
-            StraightBody(self._body, self._wide, prepacked) if straight else partial(self._run, prepacked=prepacked),
-            prompts,
-            copies,
-            max_new_tokens,
-            device,
-            head[0] if head else self.raw_logits,
-        )
+        run = StraightBody(self._body, self._wide, prepacked) if straight else partial(self._run, prepacked=prepacked)
+        return CachedDecoder(run, head[0] if head else self.raw_logits, max_new_tokens, device)
+
+
+def packed_context(device: torch.device) -> type[PackedContext]:
+    """Return the attention of the packed training mode."""
+    return FlashContext if device.type == "cuda" else PackedContext

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from oncurve.base.errors import ModelError
 from oncurve.models.adapters.adapter import Adapter
 from oncurve.models.adapters.inject import refuse_adapter
-from oncurve.models.causal import CausalModel, module_device
+from oncurve.models.causal import CausalModel, DecodeRequest, TokenLoop, module_device
 from oncurve.models.causality import SMALL, check_causal
-from oncurve.models.decode.teacher_forcing import forced_logits
 from oncurve.models.generic import GenericModel, plain_logits
 from oncurve.models.layers.alignment import aligned
 from oncurve.models.layers.blocks import replace_blocks
@@ -33,6 +32,8 @@ from oncurve.models.layers.lengths import positions_of
 from oncurve.models.layers.rms_norm import replace_norms
 from oncurve.models.layers.rotation import hold_rotations
 from oncurve.models.network import TransformersModel
+from oncurve.ops import at_least_float32
+from oncurve.randomness import row_keys, uniform_at
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -72,21 +73,28 @@ def wrap(
         if adapter is not None:
             _check_effect(module, adapter)
         refused.pop_all()
-    if attention == "generic":
-        return GenericModel(module, _generic('asked for by model.attention = "generic"'), adapter)
-    if not _from_transformers(module):
-        return GenericModel(module, _generic(f"{type(module).__name__} is not a transformers model"), adapter)
-    obstacle = _declared_obstacle(module)
-    if obstacle is None:
-        with ExitStack() as undo:
-            replace_norms(module, undo)
-            replace_blocks(module, undo)
-            with nullcontext() if adapter is None else adapter.perturbed():
-                obstacle = _probe(module)
-            if obstacle is None:
-                undo.pop_all()
-                return TransformersModel(module, adapter=adapter)
-    return GenericModel(module, _generic(f"{type(module).__name__}: {obstacle}"), adapter)
+    asked = 'asked for by model.attention = "generic"' if attention == "generic" else None
+    reason = asked or _obstacle(module, adapter)
+    if reason is None:
+        return TransformersModel(module, adapter=adapter)
+    return GenericModel(module, f"generic path: plain padded forward, no cache, because {reason}", adapter)
+
+
+def _obstacle(module: nn.Module, adapter: Adapter | None) -> str | None:
+    """Return why the fast path cannot compute `module`; None: it can, and the module's parts are replaced."""
+    name, transformers = type(module).__name__, sys.modules.get("transformers")  # without it there is no such model
+    if transformers is None or not isinstance(module, transformers.PreTrainedModel):
+        return f"{name} is not a transformers model"
+    if declared := _declared_obstacle(module):
+        return f"{name}: {declared}"
+    with ExitStack() as undo:
+        replace_norms(module, undo)
+        replace_blocks(module, undo)
+        with nullcontext() if adapter is None else adapter.perturbed():
+            found = _probe(module)
+        if found is None:
+            undo.pop_all()
+    return found and f"{name}: {found}"
 
 
 @torch.no_grad()
@@ -117,15 +125,6 @@ def _keep_scale(module: nn.Module) -> None:
             scaled.train()
             scaled._rescale_layers()
             scaled.config.rescale_every = 0
-
-
-def _generic(reason: str) -> str:
-    return f"generic path: plain padded forward, no cache, because {reason}"
-
-
-def _from_transformers(module: nn.Module) -> bool:
-    transformers = sys.modules.get("transformers")  # without the import there is no such model
-    return transformers is not None and isinstance(module, transformers.PreTrainedModel)
 
 
 def _declared_obstacle(module: Any) -> str | None:
@@ -160,9 +159,7 @@ def _probe(module: nn.Module) -> str | None:
         return str(error)
     except Exception as error:  # any failure of an unknown architecture on a flat row is a reason
         return f"the fast path failed ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
-    value_limit, gradient_limit = (
-        _TOLERANCE[dtypes.pop()] if len(dtypes) == 1 and dtypes <= _TOLERANCE.keys() else _HALF_TOLERANCE
-    )
+    value_limit, gradient_limit = max(_TOLERANCE.get(dtype, _HALF_TOLERANCE) for dtype in dtypes)
     if not value <= value_limit:
         return f"the fast path's logits differ from its own by {value:.1e} (allowed {value_limit:.0e})"
     if not gradient <= gradient_limit:
@@ -224,3 +221,45 @@ def _relative(ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) ->
             difference += float((left.double() - right.double()).square().sum())
             reference += float(right.double().square().sum())
     return 0.0 if difference == 0 else (difference / reference) ** 0.5 if reference else float("inf")
+
+
+def forced_logits(
+    loop: TokenLoop, prompts: Sequence[Tensor], ids: Tensor, lengths: Tensor | None = None, at_once: int | None = None
+) -> Tensor:
+    """Return logits `(M, G, T, V)`, float32 at least, that predict each token of the completions `ids (M, G, T)`.
+
+    lengths   (M, G) in 0..T: row by row, so many tokens are decoded, and later logits mean nothing; None: T
+    at_once   `DecodeRequest.max_concurrent`
+
+    The sampler draws the given tokens, so this is the very loop that rollout uses, caches included.
+    """
+    groups, copies, longest = ids.shape
+    keys = row_keys(0, 0, torch.arange(groups).repeat_interleave(copies), torch.arange(copies).repeat(groups))
+    draw = _Forced(keys.to(ids.device), ids.flatten(0, 1))
+    # One token more than is read: a row that has ended may be drawn for again at its last position.
+    limits = torch.full((groups, copies), longest) if lengths is None else lengths.cpu()
+    loop(DecodeRequest(prompts, keys.view(groups, copies), limits + 1, longest + 1, (), draw, None, at_once))
+    return draw.logits[:-1].view(groups, copies, longest + 1, -1)[:, :, :-1]
+
+
+class _Forced:
+    """A `Draw` that gives known tokens and keeps the logits, in operations that a CUDA graph can hold.
+
+    A uniform tells which token of which row is drawn, since no two of them are equal. keys (n,); ids (n, T).
+    """
+
+    def __init__(self, keys: Tensor, ids: Tensor) -> None:
+        positions = torch.arange(ids.shape[1] + 1, device=ids.device)
+        self._uniforms = uniform_at(keys[:, None], positions[None, :]).flatten()
+        self._ids = torch.cat([ids, ids[:, :1]], 1).flatten()
+        self.logits = torch.empty(0)
+        """`(n · (T + 1) + 1, V)`; the last row is of rows that are no longer there."""
+
+    def __call__(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the known tokens, with log-probabilities of 0."""
+        if not len(self.logits):
+            self.logits = at_least_float32(logits).new_zeros(len(self._ids) + 1, logits.shape[1])
+        same = uniforms[:, None] == self._uniforms[None, :]
+        token = same.to(torch.int64).argmax(1)
+        self.logits.index_copy_(0, torch.where(same.any(1), token, len(self._ids)), at_least_float32(logits))
+        return self._ids[token], self.logits.new_zeros(len(token))

@@ -8,7 +8,6 @@ kinds.py      `[engine]`: its settings
 from oncurve.rollout.engine import (
     EngineBase as EngineBase,
     InProcessEngine as InProcessEngine,
-    Limits as Limits,
     OnGroup as OnGroup,
     RolloutEngine as RolloutEngine,
     check_lengths as check_lengths,

@@ -14,15 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.models import CausalModel, DecodeRequest, EndedRows, Weights, module_device
 from oncurve.randomness import row_keys
+from oncurve.rollout.sampler import sampler_of
 from oncurve.rollout.sampling import Sampling
 from oncurve.rollout.stopping import Detokenizer, StopSearch, StopTable, Tokenizer
-from oncurve.rollout.truncation import sampler_of
 from oncurve.types import Completion, Group, Prompt
 
 OnGroup = Callable[[int, Group], None]
@@ -202,7 +201,9 @@ class InProcessEngine(EngineBase):
         check_lengths(prompts, sampling, self._model)
         firsts = count_samples(prompts, sampling.group_size) if first_samples is None else first_samples
         groups: dict[int, Group] = {}
-        version = self._version
+        model, version, size = self._model, self._version, sampling.group_size
+        if not prompts:
+            return []
 
         def finish(index: int, ended: Sequence[EndedRows]) -> None:
             prompt = prompts[index]
@@ -210,27 +211,17 @@ class InProcessEngine(EngineBase):
             if on_group is not None:
                 on_group(index, groups[index])
 
-        if prompts:
-            self._decode(self._model, prompts, firsts, draw, sampling, finish)
-        return [groups[index] for index in range(len(prompts))]
-
-    def _decode(
-        self,
-        model: CausalModel,
-        prompts: Sequence[Prompt],
-        firsts: Sequence[int],
-        draw: int,
-        sampling: Sampling,
-        finish: Callable[[int, list[EndedRows]], None],
-    ) -> None:
-        size = sampling.group_size
+        most = torch.tensor([sampling.of(prompt).max_new_tokens for prompt in prompts]).repeat_interleave(size)
         prompt_ids = torch.tensor([prompt.id for prompt in prompts]).repeat_interleave(size)
         sample_index = (torch.tensor(firsts)[:, None] + torch.arange(size)).flatten()
+        if self._limits is not None:
+            wanted = torch.tensor(list(map(self._limits, prompt_ids.tolist(), sample_index.tolist())))
+            most = torch.minimum(most, wanted).clamp(min=1)
         table = self._stop_table(sampling)
         request = DecodeRequest(
             [torch.tensor(prompt.ids) for prompt in prompts],
             row_keys(self._seed, draw, prompt_ids, sample_index).view(-1, size),
-            self._row_limits(prompts, prompt_ids, sample_index, sampling).view(-1, size),
+            most.view(-1, size),
             sampling.max_new_tokens,
             self._eos_ids + sampling.eos_ids,
             sampler_of(sampling),
@@ -238,21 +229,12 @@ class InProcessEngine(EngineBase):
             sampling.rows_at_once(module_device(model.module).type),
         )
         model.token_loop(bool(sampling.truncation))(request, finish)
-
-    def _row_limits(
-        self, prompts: Sequence[Prompt], prompt_ids: Tensor, sample_index: Tensor, sampling: Sampling
-    ) -> Tensor:
-        most = torch.tensor([sampling.of(prompt).max_new_tokens for prompt in prompts])
-        most = most.repeat_interleave(sampling.group_size)
-        if self._limits is None:
-            return most
-        wanted = torch.tensor(list(map(self._limits, prompt_ids.tolist(), sample_index.tolist())))
-        return torch.minimum(most, wanted).clamp(min=1)
+        return [groups[index] for index in range(len(prompts))]
 
     def _completions(
         self, prompt: Prompt, ended: Sequence[EndedRows], first: int, version: int
     ) -> tuple[Completion, ...]:
-        text = Detokenizer(self._tokenizer).after(prompt.ids) if self._tokenizer is not None else _no_text
+        text = (lambda ids: "") if self._tokenizer is None else Detokenizer(self._tokenizer).after(prompt.ids)
         return tuple(
             Completion(
                 row.ids,
@@ -276,10 +258,6 @@ class InProcessEngine(EngineBase):
         if sampling.stop not in self._tables:
             self._tables[sampling.stop] = StopTable(self._tokenizer, sampling.stop)
         return self._tables[sampling.stop]
-
-
-def _no_text(ids: Sequence[int]) -> str:
-    return ""
 
 
 @torch.no_grad()

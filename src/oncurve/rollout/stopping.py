@@ -32,12 +32,10 @@ _MOST_PENDING = 16
 class Tokenizer(Protocol):
     """The methods of a transformers tokenizer that rollout uses."""
 
-    @property
-    def decode(self) -> Callable[..., Any]:
+    def decode(self, *ids: Any, **options: Any) -> Any:
         """`decode(ids, skip_special_tokens=..., clean_up_tokenization_spaces=...) -> str`."""
 
-    @property
-    def encode(self) -> Callable[..., Any]:
+    def encode(self, *text: Any, **options: Any) -> Any:
         """`encode(text, add_special_tokens=...) -> list[int]`."""
 
 

@@ -42,7 +42,7 @@ from oncurve.models.layers import elementwise, prepacked_weights as packing, rms
 from oncurve.models.layers.activation_checkpointing import recompute_layers
 from oncurve.models.layers.blocks import blocks_of, replace_blocks
 from oncurve.models.layers.prepacked_weights import PrepackedLinear
-from oncurve.models.layers.rms_norm import replace_norms
+from oncurve.models.layers.rms_norm import RMSNorm, replace_norms
 from oracles.plain_forward import plain_logits
 
 FAMILY = ("llama", "qwen2", "qwen3", "mistral")
@@ -60,9 +60,10 @@ def replaced(name, dtype=torch.float32):
 def decoded(model, rows=UNIFORM, packed=True, monkeypatch=None):
     if monkeypatch is not None and not packed:
         monkeypatch.setattr("oncurve.models.layers.prepacked_weights.MOST_PREPACKED_BYTES", 0)
-    decoder = model.decoder(rows.prompts, [2] * len(rows.prompts), 6)
     ids = torch.arange(2 * len(rows.prompts))
-    steps = [decoder.first_hidden[decoder.groups]] + [decoder.step((ids + 7 * step) % 61) for step in range(5)]
+    decoder = model.decoder(len(ids), 6)
+    first = decoder.join(rows.prompts, 2).repeat_interleave(2, 0)
+    steps = [first] + [decoder.step((ids + 7 * step) % 61) for step in range(5)]
     with torch.no_grad():
         return torch.stack([decoder.logits(hidden) for hidden in steps])
 
@@ -72,12 +73,15 @@ def test_two_blocks_a_layer_under_the_same_names_for_the_llama_family(name):
     module = architecture(name)
     before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
     kinds = [type(part).__mro__[-3:] for part in module.modules()]
-    assert replace_blocks(module) == len(blocks_of(module)) == (4 if name in FAMILY else 0)
+    replace_blocks(module)
+    blocks = blocks_of(module)
+    assert len(blocks) == (4 if name in FAMILY else 0)
     after = module.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert kinds == [type(part).__mro__[-3:] for part in module.modules()]
-    assert replace_blocks(module) == 0
+    replace_blocks(module)
+    assert [type(block).__mro__ for block in blocks_of(module)] == [type(block).__mro__ for block in blocks]
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
@@ -97,7 +101,7 @@ def test_the_forward_equals_the_plain_one_in_value_and_gradient(name, rows, dtyp
 @pytest.mark.parametrize("name", FAMILY)
 def test_decoding_with_packed_weights_is_decoding_without(name, dtype, limit, monkeypatch):
     packing = TransformersModel(replaced(name, dtype))
-    decoder = packing.decoder(UNIFORM.prompts, [2] * len(UNIFORM.prompts), 6)
+    decoder = packing.decoder(6, 6)
     assert isinstance(decoder.logits, PrepackedLinear)  # something is packed
     packed = decoded(packing)
     apart = decoded(TransformersModel(replaced(name, dtype)), packed=False, monkeypatch=monkeypatch)
@@ -113,7 +117,8 @@ def test_decoding_calls_the_blocks_one_after_another_where_that_is_what_the_body
         module = GraniteForCausalLM(GraniteConfig(**SHAPE, residual_multiplier=0.3, embedding_multiplier=2.0))
         module = module.to(dtype).eval()
         replace_norms(module)
-        assert replace_blocks(module) == 4
+        replace_blocks(module)
+        assert len(blocks_of(module)) == 4
     else:
         module = replaced(name, dtype)
     model = TransformersModel(module)
@@ -132,12 +137,13 @@ def test_decoding_calls_the_blocks_one_after_another_where_that_is_what_the_body
 def test_a_decoder_keeps_the_weights_it_began_with_and_nothing_else_does(dtype):
     model = TransformersModel(replaced("llama", dtype))
     before = decoded(model)
-    decoder = model.decoder(UNIFORM.prompts, [2] * len(UNIFORM.prompts), 6)  # lives on, with its packed weights
+    decoder = model.decoder(6, 6)  # lives on, with its packed weights
+    decoder.join(UNIFORM.prompts, 2)
     trained = logits_of(TransformersModel(model.module), UNIFORM)
     with torch.no_grad():
         for parameter in model.module.parameters():
             parameter.data.mul_(1.5)  # behind the back of every version counter
-    decoder.step(torch.zeros(len(decoder.groups), dtype=torch.int64))
+    decoder.step(torch.zeros(6, dtype=torch.int64))
     fresh = TransformersModel(copy.deepcopy(model.module))
     assert torch.equal(
         logits_of(TransformersModel(model.module), UNIFORM), logits_of(TransformersModel(fresh.module), UNIFORM)
@@ -163,8 +169,13 @@ def test_what_computes_something_else_keeps_its_code(module, replaced_blocks):
     for parameter in model.parameters():  # norms of ones hide what they norm
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     theirs = plain_logits(model, RAGGED.prompts, RAGGED.group_ids, RAGGED.completion_ids, RAGGED.lengths)
-    assert replace_blocks(model) == replaced_blocks
+    replace_blocks(model)
+    assert len(blocks_of(model)) == replaced_blocks
     assert (logits_of(TransformersModel(model), RAGGED) - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+def norms_of(module):
+    return [part for part in module.modules() if isinstance(part, RMSNorm)]
 
 
 NORMS = {"llama": 5, "qwen2": 5, "qwen3": 9, "mistral": 5, "gpt2": 0}
@@ -174,11 +185,14 @@ NORMS = {"llama": 5, "qwen2": 5, "qwen3": 9, "mistral": 5, "gpt2": 0}
 def test_every_rms_norm_is_replaced_under_its_name(name):
     module = architecture(name)
     before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
-    assert replace_norms(module) == NORMS[name]
+    replace_norms(module)
+    assert len(norms_of(module)) == NORMS[name]
     after = module.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
-    assert replace_norms(module) == 0
+    norms = norms_of(module)
+    replace_norms(module)
+    assert norms_of(module) == norms
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -4,23 +4,22 @@ import pytest
 import torch
 
 from fakes.architectures import ARCHITECTURES, VOCABULARY, architecture, fast_model, prompts_of
-from fakes.tiny_policy import TinyLM
-from oncurve.models import GenericModel, TransformersModel
+from oncurve.models import TransformersModel
 from oncurve.models.decode import prefill as prefill_room
 from oncurve.models.decode.prefill import prefill
 from oncurve.models.layers.rms_norm import replace_norms
 from oracles.plain_forward import next_logits
 
-KEPT = {1: [0, 2, 3, 4, 5, 6], 3: [0, 2, 3, 5], 4: [1, 2, 3], 6: [2]}
+KEPT = {1: [0, 2, 3, 4, 6, 7], 3: [0, 2, 3, 5], 4: [1, 2, 3], 6: [2]}
 
 
 @torch.no_grad()
 def follow(model, prompts, copies, steps, kept, seed=0, limit=None):
     """Decode random tokens, dropping rows after the given steps; the worst difference from the plain forward."""
     generator = torch.Generator().manual_seed(seed)
-    decoder = model.decoder(prompts, copies, limit or steps)
-    rows = [(group, []) for group, count in enumerate(copies) for _ in range(count)]
-    hidden = decoder.first_hidden[decoder.groups]
+    decoder = model.decoder(copies * len(prompts), limit or steps)
+    rows = [(group, []) for group in range(len(prompts)) for _ in range(copies)]
+    hidden = decoder.join(prompts, copies).repeat_interleave(copies, 0)
     worst = 0.0
     for step in range(steps + 1):
         logits = model.logits(hidden)
@@ -30,7 +29,6 @@ def follow(model, prompts, copies, steps, kept, seed=0, limit=None):
         if step in kept:
             decoder.keep(torch.tensor(kept[step]))
             rows = [rows[row] for row in kept[step]]
-        assert decoder.groups.tolist() == [group for group, _ in rows]
         if step < steps:
             ids = torch.randint(0, VOCABULARY, (len(rows),), generator=generator)
             for (_, written), token in zip(rows, ids.tolist(), strict=True):
@@ -45,39 +43,29 @@ def follow(model, prompts, copies, steps, kept, seed=0, limit=None):
 def test_decoding_equals_the_plain_forward_while_rows_are_dropped(name, lengths, dtype):
     module = architecture(name, dtype)
     replace_norms(module)
-    worst = follow(TransformersModel(module), prompts_of(*lengths), [3, 2, 3], 8, KEPT)
+    worst = follow(TransformersModel(module), prompts_of(*lengths), 3, 8, KEPT)
     assert worst <= (1e-10 if dtype == torch.float64 else 1e-5)
 
 
 def test_a_window_shorter_than_the_suffix_forgets_prompt_and_old_tokens():
     module = architecture("mistral", torch.float64)
     replace_norms(module)
-    assert follow(TransformersModel(module), prompts_of(8, 3), [1, 2], 24, {10: [0, 2]}) <= 1e-10
+    assert follow(TransformersModel(module), prompts_of(8, 3), 2, 24, {10: [0, 2]}) <= 1e-10
 
 
 def test_bf16_decoding_stays_near_bf16_scoring():
     model = TransformersModel(architecture("qwen2").bfloat16())
-    assert follow(model, prompts_of(4, 6), [2, 2], 6, {3: [0, 3]}) <= 0.1
+    assert follow(model, prompts_of(4, 6), 2, 6, {3: [0, 3]}) <= 0.1
 
 
 def test_each_prompt_is_run_once_whatever_the_copies():
     module = architecture("llama")
     seen = []
     module.model.embed_tokens.register_forward_hook(lambda layer, args, output: seen.append(args[0].numel()))
-    decoder = TransformersModel(module).decoder(prompts_of(4, 6), [5, 3], 4)
+    decoder = TransformersModel(module).decoder(8, 4)
+    assert decoder.join(prompts_of(4, 6), 4).shape == (2, 32)
     decoder.step(torch.zeros(8, dtype=torch.long))
     assert seen == [10, 8]
-    assert decoder.first_hidden.shape == (2, 32)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "copies", "message"),
-    [((), (), "0 prompts"), ((3,), (1, 1), "2 copies"), ((3, 0), (1, 1), "one token"), ((3, 2), (1, 0), "one row")],
-)
-@pytest.mark.parametrize("make", [lambda: TransformersModel(architecture("llama")), lambda: GenericModel(TinyLM())])
-def test_impossible_groups_are_refused(make, lengths, copies, message):
-    with pytest.raises(ValueError, match=message):
-        make().decoder(prompts_of(*lengths), copies, 4)
 
 
 LENGTHS = (3, 11, 1, 7, 7, 23)

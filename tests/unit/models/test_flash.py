@@ -7,9 +7,9 @@ from fakes.architectures import ARCHITECTURES, ROWS, architecture, relative, tok
 from oncurve.models.attention import cpu_kernel as room, flash
 from oncurve.models.attention.cpu_kernel import fits, rows_attention
 from oncurve.models.attention.flash import CUDA_KERNELS, FlashContext, Kernels, Repeats, trial
-from oncurve.models.attention.hook import register, switched
-from oncurve.models.attention.merge import attend_part, merge_softmax
+from oncurve.models.attention.hook import switched
 from oncurve.models.attention.packed_rows import PackedContext, additive
+from oncurve.models.decode.cached_decoder import attend_part, merge_softmax
 from oncurve.models.layers.rms_norm import replace_norms
 from oracles.plain_flash import plain_backward, plain_forward
 
@@ -26,7 +26,6 @@ def context_of(kind, rows, kernels=PLAIN, device=CPU):
 
 
 def hidden_of(module, context):
-    register()
     body = module.get_decoder()
     with switched(body.config):
         outputs = body(
@@ -150,7 +149,7 @@ def test_on_cuda_values_and_gradients_are_those_of_the_padded_rows_and_always_th
 
 
 def whole_rows(prefix, suffix, groups):
-    return suffix if prefix is None else torch.cat([prefix[groups], suffix], 1)
+    return torch.cat([prefix[groups], suffix], 1)
 
 
 def plain(query, keys, values, groups, mask, scaling):
@@ -170,7 +169,7 @@ def example(prefix, dtype, ragged=False):
     rows, steps, heads, kv_heads, size = 6, 5, 4, 2, 8
     query = torch.randn(rows, steps, heads, size).to(dtype)
     sides = [torch.randn(rows, steps, kv_heads, size).to(dtype) for _ in range(2)]
-    prefixes = [torch.randn(3, prefix, kv_heads, size).to(dtype) if prefix else None for _ in range(2)]
+    prefixes = [torch.randn(3, prefix, kv_heads, size).to(dtype) for _ in range(2)]
     mask = None
     if prefix:
         lengths = torch.tensor([prefix, prefix - 2, prefix - 1]) if ragged else torch.full((3,), prefix)
@@ -178,7 +177,7 @@ def example(prefix, dtype, ragged=False):
         own = torch.ones(steps, steps).tril().bool().expand(rows, -1, -1)
         mask = additive(torch.cat([before, own], 2), dtype)[:, None]
         mask = mask if ragged else mask[:1]
-    leaves = [x.requires_grad_() for x in (query, *sides, *prefixes) if x is not None]
+    leaves = [x.requires_grad_() for x in (query, *sides, *prefixes)]
     keys, values = (prefixes[0], sides[0]), (prefixes[1], sides[1])
     return leaves, (query, keys, values), groups, mask
 
@@ -189,7 +188,7 @@ def example(prefix, dtype, ragged=False):
 def test_it_equals_the_plain_attention_in_value_and_gradient(prefix, ragged, at_once, monkeypatch):
     monkeypatch.setattr(room, "_AT_ONCE", at_once)  # the smaller one: a row or two at a time
     leaves, inputs, groups, mask = example(prefix, torch.float64, ragged)
-    ours = rows_attention(*inputs, groups if prefix else None, mask, 0.3)
+    ours = rows_attention(*inputs, groups, mask, 0.3)
     theirs = plain(*inputs, groups, mask, 0.3)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     arrived = torch.randn_like(ours)

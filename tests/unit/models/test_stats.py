@@ -6,6 +6,7 @@ import torch
 from fakes.architectures import RAGGED, VOCABULARY, fast_model
 from fakes.tiny_policy import TinyLM
 from oncurve.models import GenericModel, token_stats
+from oncurve.models.head import stats as stats_of_tokens
 from oncurve.types import TrainBatch
 
 EVERYTHING = frozenset({"entropy", "full_kl"})
@@ -59,10 +60,11 @@ def whole(model, batch, temperature, reference):
 @pytest.mark.parametrize(
     "make", [lambda seed=0: fast_model(seed=seed), lambda seed=0: GenericModel(TinyLM(VOCABULARY, seed=seed).double())]
 )
-def test_chunks_give_the_numbers_and_gradients_of_all_logits_at_once(make, chunk, temperature):
+def test_chunks_give_the_numbers_and_gradients_of_all_logits_at_once(make, chunk, temperature, monkeypatch):
+    monkeypatch.setattr(stats_of_tokens, "_sizes", lambda model, hidden: (chunk, chunk))
     model, reference = make(), make(seed=1)
     batch = with_reference(batch_of(), reference)
-    stats = token_stats(model, batch, EVERYTHING, temperature, reference.head(), chunk)
+    stats = token_stats(model, batch, EVERYTHING, temperature, reference.logits)
     wanted = whole(model, batch, temperature, reference)
     parameters = list(model.module.parameters())
     weights = torch.cos(torch.arange(batch.completion_ids.numel(), dtype=torch.float64)).view(
@@ -77,8 +79,10 @@ def test_chunks_give_the_numbers_and_gradients_of_all_logits_at_once(make, chunk
             assert torch.allclose(left, right, rtol=1e-10, atol=1e-11)
 
 
-def test_no_more_logits_than_one_chunks_exist_or_are_kept_for_the_backward():
+def test_no_more_logits_than_one_chunks_exist_or_are_kept_for_the_backward(monkeypatch):
     model = fast_model()
+    monkeypatch.setattr(stats_of_tokens, "_sizes", lambda model, hidden: (4, 4))
+    monkeypatch.setattr(model, "head_matrix", lambda: None)
     heads, kept = [], []
     model.module.lm_head.register_forward_hook(lambda layer, args, output: heads.append(output.shape[0]))
 
@@ -87,7 +91,7 @@ def test_no_more_logits_than_one_chunks_exist_or_are_kept_for_the_backward():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        stats = token_stats(model, batch_of(), frozenset({"entropy"}), chunk_tokens=4)
+        stats = token_stats(model, batch_of(), frozenset({"entropy"}))
     assert max(heads) == 4
     assert not [shape for shape in kept if len(shape) == 2 and shape[1] == VOCABULARY and shape[0] == 4]
     before = len(heads)

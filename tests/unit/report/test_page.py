@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from fakes.tables import table
 from oncurve.display import run_card
 from oncurve.display.card import curve
 from oncurve.report import Groups, RolloutFiles, group_record, read_run, render_report, write_report
@@ -129,20 +130,8 @@ def test_accuracy_while_training_is_the_first_tile_and_a_card_has_the_rows_answe
 @pytest.mark.parametrize(
     ("rewards", "config", "words"),
     [
-        ((0.0, 0.0), "", ["this group teaches nothing"]),
+        *table("page", "stands"),
         (range(64), "", ["8 of 64 completions are shown.", "reward <b>63</b>", "reward <b>0</b>"]),
-        ((1.0, 0.0), "run.name = 'first <light>'", ["<h1>first &lt;light&gt;</h1>"]),
-        ((1.0, 0.0), "advantage.kind = 'mine.py:Mine'", ["the run's own code computes it"]),
-        (
-            (1.0, 0.0),
-            "advantage = {kind = 'grpo', scale = 'none'}",
-            ["<code>Â_i = r_i - mean r, the mean of"],
-        ),
-        (
-            (1.0, 0.0),
-            "advantage.kind = 'gae'",
-            ["<code>V_it</code>: the critic&#39;s value of the text before"],
-        ),
     ],
 )
 def test_what_stands_on_the_page_of_a_run(tmp_path, rewards, config, words) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
-from oncurve.durable import LazyTensors, write_directory
+from oncurve.durable import LazyTensors
 from oncurve.models.adapters.files import CONFIG, WEIGHTS, config_text, name_on_disk
-from oncurve.models.adapters.layer import NAME, AdaptedLayer, LowRank, Switch, factors_in_use
+from oncurve.models.adapters.layer import NAME, AdaptedLayer, LowRank, Switch
 from oncurve.ops import at_least_float32
 
 
@@ -52,11 +51,6 @@ class Adapter:
     def quantized(self) -> bool:
         """Return whether a layer of the base is quantised, so that the adapter cannot be merged into it."""
         return any(not layer.base.weight.is_floating_point() for layer in self._layers.values())
-
-    @property
-    def state(self) -> tuple[int, ...]:
-        """Return what the layers add now: the addresses of the factors; empty where the adapter is off."""
-        return tuple(tensor.data_ptr() for tensor in factors_in_use(self._module))
 
     def off(self) -> AbstractContextManager[None]:
         """Return a context in which the model is its base."""
@@ -100,10 +94,6 @@ class Adapter:
             for path, layer in self._layers.items():
                 layer.trained.b.detach().copy_(before[path])
 
-    def save(self, folder: Path, masters: Mapping[str, Tensor] | None = None) -> None:
-        """Write the adapter to `folder` in PEFT's form, whole or not at all: `files`."""
-        write_directory(folder, self.files(masters))
-
     def files(self, masters: Mapping[str, Tensor] | None = None) -> dict[str, bytes | Mapping[str, Tensor]]:
         """Return the adapter's files in PEFT's form, by name.
 
@@ -111,7 +101,12 @@ class Adapter:
         """
         own, base = masters or {}, str(getattr(self._module, "name_or_path", ""))
         names = {name_on_disk(name): name for name in self.parameters}
-        tensors = LazyTensors(names, lambda name: _on_cpu(own.get(names[name], self.parameters[names[name]])))
+
+        def read(written: str) -> Tensor:
+            tensor = own.get(names[written], self.parameters[names[written]])
+            return tensor.detach().to("cpu").contiguous()
+
+        tensors = LazyTensors(names, read)
         return {WEIGHTS: tensors, CONFIG: config_text(self.config, base)}
 
     @contextmanager
@@ -163,7 +158,7 @@ class Adapter:
             path = adapted[name]
             layer = self._layers[path]
             change = layer.trained.scale * (at_least_float32(own(_b(path))) @ at_least_float32(own(_a(path))))
-            change = change.t() if layer.transposed else change
+            change = change if hasattr(layer.base, "in_features") else change.t()  # Conv1D has the transposed matrix
             return (at_least_float32(tensor) + change.to(tensor.device)).to(tensor.dtype)
 
         return LazyTensors(names, make)
@@ -180,10 +175,6 @@ def _a(path: str) -> str:
 
 def _b(path: str) -> str:
     return f"{path}.lora_B.{NAME}.weight"
-
-
-def _on_cpu(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu").contiguous()
 
 
 def _replace(module: nn.Module, path: str, part: nn.Module) -> None:

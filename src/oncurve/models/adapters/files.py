@@ -26,20 +26,9 @@ _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 _READ = {"r", "lora_alpha", "target_modules", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern"}
-_WITHOUT_EFFECT = {
-    "auto_mapping",
-    "base_model_name_or_path",
-    "exclude_modules",
-    "fan_in_fan_out",
-    "inference_mode",
-    "layers_pattern",
-    "layers_to_transform",
-    "peft_type",
-    "peft_version",
-    "revision",
-    "runtime_config",
-    "task_type",
-}
+_ABOUT = {"base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision", "task_type"}
+_WHERE = {"auto_mapping", "exclude_modules", "fan_in_fan_out", "layers_pattern", "layers_to_transform"}
+_WITHOUT_EFFECT = _ABOUT | _WHERE | {"runtime_config"}
 """Keys of a LoRA configuration that change nothing of an adapter whose tensors are known."""
 _INITIALISATIONS = (True, False, "gaussian", "orthogonal")
 """Those that leave the base's weights as they are."""
@@ -59,13 +48,8 @@ class StoredAdapter:
     tensors: Mapping[str, Tensor]
 
     @property
-    def paths(self) -> list[str]:
-        """The names of the adapted layers."""
-        return list(self.shapes)
-
-    @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """The features that each layer gives and takes, (O, H)."""
+        """The features that each adapted layer gives and takes, (O, H), by the layer's name."""
         end = f".lora_A.{NAME}.weight"
         paths = [name.removesuffix(end) for name in self.tensors if name.endswith(end)]
         factors = {path: (self.tensors[f"{path}.lora_B.{NAME}.weight"], self.tensors[path + end]) for path in paths}
@@ -82,7 +66,7 @@ def read_adapter(folder: Path, peft: Any, key: str = "lora.path") -> StoredAdapt
 
     Raises ModelError: no adapter, one of another kind than LoRA, or with a part that oncurve does not compute.
     """
-    settings = _read_config(folder, key)
+    settings = read_config(folder, key)
     kind = settings.get("peft_type")
     if kind != "LORA":
         raise ModelError(f"{folder}: it is an adapter of type {shown(kind)}, and {key} takes LORA alone")
@@ -110,7 +94,8 @@ def read_adapter(folder: Path, peft: Any, key: str = "lora.path") -> StoredAdapt
     return StoredAdapter(str(folder), config, tensors)
 
 
-def _read_config(folder: Path, key: str) -> dict[str, Any]:
+def read_config(folder: Path, key: str) -> dict[str, Any]:
+    """Return the configuration of the adapter in `folder`, the value of the setting `key`. Raises ModelError."""
     file = folder / CONFIG
     if not file.is_file():
         raise ModelError(f"{folder} has no {CONFIG}; {key} names a folder with an adapter in PEFT's form")

@@ -45,7 +45,7 @@ def put_adapter(module: nn.Module, settings: LoraSettings, seed: int, stored: St
         )
     else:
         _check_fits(module, stored)
-        paths, config = stored.paths, stored.config
+        paths, config = list(stored.shapes), stored.config
         config.target_modules = set(_short(module, paths))
     with torch.random.fork_rng(devices=()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a fan_in_fan_out that PEFT corrects itself
@@ -133,9 +133,8 @@ def _targets(module: nn.Module, wanted: str | Sequence[str]) -> list[str]:
     for name in wanted:
         matching = [path for path in paths if _is(path, name)]
         if not matching:
-            listed = ", ".join(sorted(known))
-            near = suggest(name, known)
-            raise ModelError(f"lora.targets: the model has no layer {name!r}{near or ';'} its linear layers: {listed}")
+            near, listed = suggest(name, known) or ";", ", ".join(sorted(known))
+            raise ModelError(f"lora.targets: the model has no layer {name!r}{near} its linear layers: {listed}")
         for path in matching:
             if path in tied:
                 raise ModelError(

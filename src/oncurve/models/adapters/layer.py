@@ -72,11 +72,6 @@ class AdaptedLayer(nn.Module):
         return self._modules["base_layer"]
 
     @property
-    def transposed(self) -> bool:
-        """Return whether the base has the transposed matrix, as GPT-2's `Conv1D`."""
-        return not hasattr(self.base, "in_features")
-
-    @property
     def trained(self) -> LowRank:
         """The factors that are trained."""
         layer = cast(Any, self)

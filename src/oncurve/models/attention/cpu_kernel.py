@@ -34,23 +34,22 @@ def fits(query: Tensor, value: Tensor) -> bool:
 
 def rows_attention(
     query: Tensor,
-    keys: tuple[Tensor | None, Tensor],
-    values: tuple[Tensor | None, Tensor],
-    prefix_of_row: Tensor | None,
+    keys: tuple[Tensor, Tensor],
+    values: tuple[Tensor, Tensor],
+    prefix_of_row: Tensor,
     mask: Tensor | None,
-    scaling: float,
+    scale: float,
 ) -> Tensor:
     """Attention `(R, C, h, d)` of R rows of C queries.
 
     query          (R, C, h, d)
-    keys, values   of the prefixes (M, P, h_kv, d), or None, and of the rows (R, C, h_kv, d); h a multiple of h_kv
-    prefix_of_row  (R,) int64, the index of each row's prefix; None without prefixes
-    mask           (1 | R, 1, C, P + C), added to the scores; None: causal, where there are no prefixes
+    keys, values   of the prefixes (M, P, h_kv, d), and of the rows (R, C, h_kv, d); h a multiple of h_kv
+    prefix_of_row  (R,) int64, the index of each row's prefix
+    mask           (1 | R, 1, C, P + C), added to the scores; None: causal, where P = 0
 
     Differentiable once.
     """
-    arguments = (query, keys[0], keys[1], values[0], values[1], prefix_of_row, mask, scaling)
-    attended: Tensor = _RowsAttention.apply(*arguments)  # type: ignore[no-untyped-call]
+    attended: Tensor = _RowsAttention.apply(query, *keys, *values, prefix_of_row, mask, scale)  # type: ignore[no-untyped-call]
     return attended
 
 
@@ -59,13 +58,13 @@ class _RowsAttention(torch.autograd.Function):
     def forward(
         ctx: Any,
         query: Tensor,
-        prefix_key: Tensor | None,
+        prefix_key: Tensor,
         key: Tensor,
-        prefix_value: Tensor | None,
+        prefix_value: Tensor,
         value: Tensor,
-        prefix_of_row: Tensor | None,
+        prefix_of_row: Tensor,
         mask: Tensor | None,
-        scaling: float,
+        scale: float,
     ) -> Tensor:
         out = torch.empty_like(query)
         log_sums = []
@@ -73,19 +72,19 @@ class _RowsAttention(torch.autograd.Function):
         for rows in _slices(query, prefix_key):
             whole = [_whole(p, s, prefix_of_row, rows, query) for p, s in ((prefix_key, key), (prefix_value, value))]
             attended, log_sum = _forward(
-                query[rows].transpose(1, 2), *whole, 0.0, mask is None, attn_mask=_of(added, rows), scale=scaling
+                query[rows].transpose(1, 2), *whole, 0.0, mask is None, attn_mask=_of(added, rows), scale=scale
             )
             out[rows] = attended.transpose(1, 2)
             log_sums.append(log_sum)
         ctx.save_for_backward(query, prefix_key, key, prefix_value, value, mask, out, *log_sums)
-        ctx.prefix_of_row, ctx.scaling = prefix_of_row, scaling
+        ctx.prefix_of_row, ctx.scale = prefix_of_row, scale
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, prefix_key, key, prefix_value, value, mask, out, *log_sums = ctx.saved_tensors
-        raised = torch.float64 if query.dtype == torch.float64 else torch.float32
+        raised = torch.promote_types(query.dtype, torch.float32)
         by_query = torch.empty_like(query)
         sums = [_Sums(prefix_key, key, ctx.prefix_of_row), _Sums(prefix_value, value, ctx.prefix_of_row)]
         added = None if mask is None else mask.to(raised)
@@ -95,7 +94,7 @@ class _RowsAttention(torch.autograd.Function):
                 _whole(p, s, ctx.prefix_of_row, rows, asked.transpose(1, 2))
                 for p, s in ((prefix_key, key), (prefix_value, value))
             ]
-            options = {"attn_mask": _of(added, rows), "scale": ctx.scaling}
+            options = {"attn_mask": _of(added, rows), "scale": ctx.scale}
             by_asked, *by_whole = _backward(arrived, asked, *whole, attended, log_sum, 0.0, mask is None, **options)
             by_query[rows] = by_asked.transpose(1, 2)
             for side, gradient in zip(sums, by_whole, strict=True):
@@ -104,10 +103,9 @@ class _RowsAttention(torch.autograd.Function):
         return by_query, by_prefix_key, by_key, by_prefix_value, by_value, None, None, None
 
 
-def _slices(query: Tensor, prefix: Tensor | None) -> Iterator[slice]:
+def _slices(query: Tensor, prefix: Tensor) -> Iterator[slice]:
     rows, steps, heads, size = query.shape
-    width = steps + (0 if prefix is None else prefix.shape[1])
-    at_once = max(1, _AT_ONCE // (4 * heads * width * size))
+    at_once = max(1, _AT_ONCE // (4 * heads * (prefix.shape[1] + steps) * size))
     for first in range(0, rows, at_once):
         yield slice(first, min(rows, first + at_once))
 
@@ -116,29 +114,24 @@ def _of(mask: Tensor | None, rows: slice) -> Tensor | None:
     return mask if mask is None or mask.shape[0] == 1 else mask[rows]
 
 
-def _whole(prefix: Tensor | None, suffix: Tensor, prefix_of_row: Tensor | None, rows: slice, query: Tensor) -> Tensor:
+def _whole(prefix: Tensor, suffix: Tensor, prefix_of_row: Tensor, rows: slice, query: Tensor) -> Tensor:
     """Return `(r, h, P + C, d)` in the query's dtype: the keys or values that these rows see, once per query head."""
     count, steps, kv_heads, size = suffix[rows].shape
-    length = 0 if prefix is None else prefix.shape[1]
-    shared = query.shape[2] // kv_heads
-    whole = query.new_empty(count, kv_heads, shared, length + steps, size)
+    length = prefix.shape[1]
+    whole = query.new_empty(count, kv_heads, query.shape[2] // kv_heads, length + steps, size)
+    whole[:, :, :, :length] = prefix[prefix_of_row[rows]].transpose(1, 2)[:, :, None]
     whole[:, :, :, length:] = suffix[rows].transpose(1, 2)[:, :, None]
-    if prefix is not None and prefix_of_row is not None:
-        whole[:, :, :, :length] = prefix[prefix_of_row[rows]].transpose(1, 2)[:, :, None]
     return whole.flatten(1, 2)
 
 
 class _Sums:
     """Gradients of prefixes and rows, collected over slices of the rows."""
 
-    def __init__(self, prefix: Tensor | None, suffix: Tensor, prefix_of_row: Tensor | None) -> None:
-        self._prefix_of_row = prefix_of_row
-        self._suffix = torch.empty_like(suffix)
-        self._dtype = suffix.dtype
-        self._prefix: Tensor | None = None
-        if prefix is not None:
-            raised = torch.float64 if prefix.dtype == torch.float64 else torch.float32
-            self._prefix = torch.zeros(prefix.shape[0], prefix.shape[2], prefix.shape[1], prefix.shape[3], dtype=raised)
+    def __init__(self, prefix: Tensor, suffix: Tensor, prefix_of_row: Tensor) -> None:
+        self._prefix_of_row, self._suffix = prefix_of_row, torch.empty_like(suffix)
+        count, length, kv_heads, size = prefix.shape
+        raised = torch.promote_types(prefix.dtype, torch.float32)
+        self._prefix = torch.zeros(count, kv_heads, length, size, dtype=raised)
 
     def add(self, gradient: Tensor, rows: slice) -> None:
         """Take `gradient (r, h, P + C, d)` of what `_whole` gave for these rows."""
@@ -146,10 +139,8 @@ class _Sums:
         summed = gradient.view(count, kv_heads, -1, gradient.shape[2], size).sum(2)
         length = gradient.shape[2] - steps
         self._suffix[rows] = summed[:, :, length:].transpose(1, 2)
-        if self._prefix is not None and self._prefix_of_row is not None:
-            self._prefix.index_add_(0, self._prefix_of_row[rows], summed[:, :, :length])
+        self._prefix.index_add_(0, self._prefix_of_row[rows], summed[:, :, :length])
 
-    def result(self) -> tuple[Tensor | None, Tensor]:
-        """Return gradients of the prefixes `(M, P, h_kv, d)`, or None, and of the rows `(R, C, h_kv, d)`."""
-        prefix = None if self._prefix is None else self._prefix.transpose(1, 2).to(self._dtype)
-        return prefix, self._suffix
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Return gradients of the prefixes `(M, P, h_kv, d)`, and of the rows `(R, C, h_kv, d)`."""
+        return self._prefix.transpose(1, 2).to(self._suffix.dtype), self._suffix

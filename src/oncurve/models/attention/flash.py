@@ -131,17 +131,15 @@ class FlashContext(PackedContext):
         """Return the hidden states that predict each completion token: of all tokens `(N, H)` -> `(N', H)`."""
         return self._predicting.take(hidden)
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Attention of one layer. Stores nothing, so any layer may be run again."""
         if self.kernels is CUDA_KERNELS and not _usable(query, key, value, window):
-            return super().attend(layer, query, key, value, scaling, window)
-        return self.in_one_call(query, key, value, scaling, window)
+            return super().attend(layer, query, key, value, scale, window)
+        return self.in_one_call(query, key, value, scale, window)
 
-    def in_one_call(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+    def in_one_call(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Return `attend` by the kernels."""
-        attended: Tensor = _Flash.apply(query, key, value, self._sequences, self.kernels, scaling, window)  # type: ignore[no-untyped-call]
+        attended: Tensor = _Flash.apply(query, key, value, self._sequences, self.kernels, scale, window)  # type: ignore[no-untyped-call]
         return attended
 
 
@@ -156,15 +154,12 @@ class _Flash(torch.autograd.Function):
         value: Tensor,
         sequences: Sequences,
         kernels: Kernels,
-        scaling: float,
+        scale: float,
         window: int | None,
     ) -> Tensor:
         ctx.backward_kernel, ctx.sequences = kernels.backward, sequences
-        ctx.options = {
-            "scale": scaling,
-            "window_size_left": -1 if window is None else window - 1,
-            "window_size_right": 0,
-        }
+        before = -1 if window is None else window - 1
+        ctx.options = {"scale": scale, "window_size_left": before, "window_size_right": 0}
         out, log_sums, *random, _ = kernels.forward(
             query, *sequences.gathered(key, value), *sequences.tables, 0.0, True, False, **ctx.options
         )

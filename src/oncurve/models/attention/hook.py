@@ -5,8 +5,7 @@ down through the model's forward as the keyword argument `oncurve_context`, does
 
     packed training   `packed_rows.PackedContext`     prompts once per group, then their completions, nothing padded
     prefill           `prefill.PrefillContext`        prompts, whose keys and values are kept
-    decode            `batched_cache.DecodeContext`   one new token per row, after the group's prefix and the row's own
-    suffix
+    decode            `cached_decoder`, `graph_loop`  one new token per row, after the group's prefix and its own suffix
 
 No mask function is registered on purpose: for a name without one, transformers builds no mask at all, and a context
 makes its own. The name is set on the model's configuration only while a context runs (`switched`), so the module stays
@@ -35,16 +34,14 @@ _HARMLESS = frozenset({"position_ids", "cache_position", "position_embeddings", 
 class AttentionContext(Protocol):
     """One mode of attention over a flat row of N tokens."""
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Attention of one layer.
 
         Args:
             layer: index of the layer, by which keys and values are stored.
             query: `(N, h, d)`, rotated already.
             key, value: `(N, h_kv, d)`, h a multiple of h_kv.
-            scaling: factor of the scores.
+            scale: factor of the scores.
             window: a token sees itself and the `window` - 1 tokens before it; None: all before it.
 
         Returns:
@@ -70,7 +67,8 @@ def attention(
     Raises:
         ModelError: the model needs something of its attention that this implementation does not have.
     """
-    unknown = [name for name, given in others.items() if name not in _HARMLESS and _is_set(given)]
+    used = [name for name, given in others.items() if given is not None and given is not False]
+    unknown = set(used) - _HARMLESS
     if oncurve_context is None:
         raise ModelError(f"{type(module).__name__} does not pass keyword arguments down to its attention")
     if unknown:
@@ -93,10 +91,6 @@ def attention(
     return oncurve_context.attend(layer, asked, keys, values, factor, sliding_window)[None], None
 
 
-def _is_set(given: Any) -> bool:
-    return given is not None and given is not False
-
-
 def _slides(module: nn.Module, layer: int, given: int | None) -> bool:
     """Return whether the configuration gives this layer a window: transformers' own masks go by it, ours by `given`."""
     config = getattr(module, "config", None)
@@ -106,16 +100,12 @@ def _slides(module: nn.Module, layer: int, given: int | None) -> bool:
     return (given if config is None else getattr(config, "sliding_window", None)) is not None
 
 
-def register() -> None:
-    """Make the name known to transformers. Doing it again changes nothing."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, attention)
-
-
 @contextmanager
 def switched(config: Any) -> Iterator[None]:
     """Within: the model of this configuration attends by the context it is given. After: as before."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attention)  # a process that a model was sent to does not know the name yet
     before = config._attn_implementation
     config._attn_implementation = NAME
     try:

@@ -24,22 +24,8 @@ from oncurve.models.attention.cpu_kernel import fits, rows_attention
 from oncurve.types import sent
 
 
-class _Scatter(torch.autograd.Function):
-    """`(N, ...)` -> `(slots, ...)`, token i in slot `index[i]`, zeros elsewhere; no slot twice."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, slots: int) -> Tensor:
-        ctx.save_for_backward(index)
-        return x.new_zeros(slots, *x.shape[1:]).index_copy_(0, index, x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (index,) = ctx.saved_tensors
-        return grad.index_select(0, index), None, None
-
-
 class _Gather(torch.autograd.Function):
-    """`(slots, ...)` -> `(N, ...)`: the opposite of `_Scatter`. Its backward copies where `index_select` would add."""
+    """`(slots, ...)` -> `(N, ...)`, no slot twice. Its backward copies where that of `index_select` would add."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
@@ -68,7 +54,7 @@ class RowLayout:
     def pad(self, x: Tensor) -> Tensor:
         """Return `(N, ...)` -> `(R, L, ...)`; a view where no row is shorter than another."""
         if not self.uniform:
-            x = _Scatter.apply(x, self.slots, self.count * self.longest)  # type: ignore[no-untyped-call]
+            x = x.new_zeros(self.count * self.longest, *x.shape[1:]).index_copy_(0, self.slots, x)
         return x.reshape(self.count, self.longest, *x.shape[1:])
 
     def unpad(self, x: Tensor) -> Tensor:
@@ -76,6 +62,8 @@ class RowLayout:
         x = x.reshape(self.count * self.longest, *x.shape[2:])
         if self.uniform:
             return x
+        if not torch.is_grad_enabled():  # a decode step unpads few rows: a Function costs more
+            return x.index_select(0, self.slots)
         picked: Tensor = _Gather.apply(x, self.slots)  # type: ignore[no-untyped-call]
         return picked
 
@@ -88,7 +76,7 @@ class RowLayout:
         return self.slots // max(self.longest, 1)
 
 
-def sdpa(query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor | None) -> Tensor:
+def sdpa(query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None) -> Tensor:
     """Attention over `(R, L, h, d)`, keys and values with h_kv heads; causal where there is no `mask`."""
     shared = query.shape[2] // key.shape[2]
     grouped = shared > 1 and query.device.type == "cpu"
@@ -98,7 +86,7 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor
     def attend(*inputs: Tensor) -> Tensor:
         asked, keys, values = (x.transpose(1, 2) for x in inputs)
         return nn.functional.scaled_dot_product_attention(
-            asked, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+            asked, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
         ).transpose(1, 2)
 
     return differentiated_in_order(attend, query, key, value)
@@ -109,34 +97,43 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
 
 
+def causal(start: int, end: int, window: int | None, like: Tensor) -> Tensor:
+    """Return a mask `(end - start, end)` to add to the scores of tokens from `start` on, within their window."""
+    position = torch.arange(end, device=like.device)
+    distance = position[start:, None] - position[None, :]
+    allowed = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    return additive(allowed, like.dtype)
+
+
 class PromptAttention:
     """Prompts attend to themselves: causal, within the window where it is shorter than the prompts."""
 
     def __init__(self, rows: RowLayout) -> None:
         self.rows = rows
-        self._masks: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._masks: dict[int, Tensor] = {}
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs `(N, h, d_v)`, and the padded keys and values `(M, P, h_kv, d)`."""
         padded_key, padded_value = self.rows.pad(key), self.rows.pad(value)
-        mask = self._mask(window, query.dtype, query.device)
+        mask = self._mask(window, query)
         asked = self.rows.pad(query)
         if fits(query, value):
-            attended = rows_attention(asked, (None, padded_key), (None, padded_value), None, mask, scaling)
+            nothing = padded_key.new_empty(1, 0, *padded_key.shape[2:])
+            no_prefix = torch.zeros(self.rows.count, dtype=torch.int64)
+            both = (nothing, padded_key), (nothing, padded_value)
+            attended = rows_attention(asked, *both, no_prefix, mask, scale)
         else:
-            attended = sdpa(asked, padded_key, padded_value, scaling, mask)
+            attended = sdpa(asked, padded_key, padded_value, scale, mask)
         return self.rows.unpad(attended), padded_key, padded_value
 
-    def _mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    def _mask(self, window: int | None, like: Tensor) -> Tensor | None:
         if window is None or window >= self.rows.longest:
             return None
-        if (window, dtype) not in self._masks:
-            position = torch.arange(self.rows.longest, device=device)
-            distance = position[:, None] - position[None, :]
-            self._masks[window, dtype] = additive((distance >= 0) & (distance < window), dtype)[None, None]
-        return self._masks[window, dtype]
+        if window not in self._masks:
+            self._masks[window] = causal(0, self.rows.longest, window, like)[None, None]
+        return self._masks[window]
 
 
 class PackedContext:
@@ -193,13 +190,11 @@ class PackedContext:
         """Return the hidden states that predict each completion token: of all tokens `(N, H)` -> `(N', H)`."""
         return hidden.index_select(0, self.predictors)
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Attention of one layer. Stores nothing, so any layer may be run again."""
         first = self._prompt_tokens
         prompts_out, prefix_key, prefix_value = self._prompt_attention.attend(
-            query[:first], key[:first], value[:first], scaling, window
+            query[:first], key[:first], value[:first], scale, window
         )
         if self._completions.longest == 0:
             return prompts_out
@@ -207,10 +202,10 @@ class PackedContext:
         mask = self._mask(window, query.dtype)
         if fits(query, value):
             both = (prefix_key, own_key), (prefix_value, own_value)
-            attended = rows_attention(asked, *both, self._groups, mask, scaling)
+            attended = rows_attention(asked, *both, self._groups, mask, scale)
         else:
             keys, values = self._after_prefix(prefix_key, own_key), self._after_prefix(prefix_value, own_value)
-            attended = sdpa(asked, keys, values, scaling, mask)
+            attended = sdpa(asked, keys, values, scale, mask)
         return torch.cat([prompts_out, self._completions.unpad(attended)])
 
     def _after_prefix(self, prefix: Tensor, suffix: Tensor) -> Tensor:

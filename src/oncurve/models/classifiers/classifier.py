@@ -9,15 +9,17 @@ other text as it is, followed by the end-of-text token. Batches are padded on th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from oncurve.base.errors import ModelError
 from oncurve.models.adapters.adapter import Adapter
+from oncurve.models.layers.lengths import batches_by_length
 from oncurve.models.loading.chat_templates import apply_template, has_template
 from oncurve.types import Messages
 
@@ -126,12 +128,9 @@ class Classifier:
         All texts take one forward pass; `batches_by_length` divides many texts into batches.
         """
         device = next(self.module.parameters()).device
-        width = max(len(text.ids) for text in texts)
-        ids = torch.full((len(texts), width), self.pad_id, dtype=torch.int64)
-        mask = torch.zeros((len(texts), width), dtype=torch.int64)
-        for row, text in enumerate(texts):
-            ids[row, : len(text.ids)] = torch.tensor(text.ids)
-            mask[row, : len(text.ids)] = 1
+        written = [torch.tensor(text.ids) for text in texts]
+        ids = pad_sequence(written, batch_first=True, padding_value=self.pad_id)
+        mask = pad_sequence([torch.ones_like(row) for row in written], batch_first=True)
         cached = {"use_cache": False} if getattr(self.module.config, "use_cache", None) else {}
         logits: Tensor = self.module(input_ids=ids.to(device), attention_mask=mask.to(device), **cached).logits
         if self.head == "process":
@@ -168,18 +167,6 @@ def log_odds(logits: Tensor, label: int | None) -> Tensor:
         return logits.squeeze(-1)
     others = [other for other in range(logits.shape[-1]) if other != label]
     return logits[..., label] - torch.logsumexp(logits[..., others], dim=-1)
-
-
-def batches_by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Indices by falling length, in batches that have at most `tokens` tokens when padded to the longest."""
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
 
 
 def _token_at(spans: Sequence[Sequence[int]], end: int) -> int:

@@ -1,25 +1,32 @@
-"""Classifiers from a directory or a hub id: a trained reward model, or a new head on a language model.
+"""Classifiers from a directory or a hub id, and back: a trained reward model, or a new head on a language model.
 
 A missing part of a reward model is an error. For training, the files may also hold a causal language model; its
-backbone gets a head of zeros, so that all rewards begin at 0.
+backbone gets a head of zeros, so that all rewards begin at 0. With a low-rank adapter the backbone is frozen, and the
+adapter and the head are trained.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
+from oncurve.durable import LazyTensors
+from oncurve.models.adapters.inject import put_adapter
+from oncurve.models.adapters.settings import LoraSettings
 from oncurve.models.classifiers.classifier import Classifier, HeadKind
 from oncurve.models.layers.alignment import aligned
 from oncurve.models.layers.lengths import positions_of
 from oncurve.models.layers.rotation import hold_rotations
 from oncurve.models.loading.checks import directory_of, explained, load_config, load_module, load_tokenizer
-from oncurve.models.loading.hub import offline, online
+from oncurve.models.loading.hub import offline, online, quiet
 from oncurve.models.loading.precision import DTYPES, device_of
-from oncurve.models.loading.silence import quiet
+from oncurve.models.loading.saving import save
 
 ARCHITECTURES: dict[HeadKind, str] = {"outcome": "ForSequenceClassification", "process": "ForTokenClassification"}
 NAMES: dict[HeadKind, str] = {"outcome": "a sequence classifier", "process": "a token classifier"}
@@ -127,3 +134,33 @@ def _label(module: Any, head: HeadKind, label: str | None, source: str, section:
     wrong = f"has no label {label!r}" if label is not None else f"has {count} labels, and none is chosen as the reward"
     fix = f"set {section}.label to one of: {listed}" if section == "rewards" else "one with a single logit is needed"
     raise ModelError(f"{source} {wrong}; {fix}")
+
+
+def with_adapter(classifier: Classifier, lora: LoraSettings, seed: int) -> Classifier:
+    """Return `classifier` with the adapter of `lora` in its backbone, in place; without one it stays as it is.
+
+    Raises ModelError: the backbone lacks the layers that are named; `lora.path`, which is for policies.
+    """
+    if not lora.adapted:
+        return classifier
+    if lora.path is not None:
+        raise ModelError("lora.path: a reward model begins with a new adapter; set lora.rank, and leave lora.path out")
+    return replace(classifier, adapter=put_adapter(classifier.module.base_model, lora, seed))
+
+
+def save_classifier(classifier: Classifier, folder: Path, masters: Mapping[str, Tensor]) -> None:
+    """Write the classifier in Hugging Face form from its full-precision `masters`, an adapter merged into them."""
+    module, adapter = classifier.module, classifier.adapter
+    if adapter is None:
+        save(module, classifier.tokenizer, folder, masters)
+        return
+    prefix = f"{module.base_model_prefix}."
+    inside = {name.removeprefix(prefix): name for name in masters if name.startswith(prefix)}
+    merged = adapter.merged(LazyTensors(inside, lambda name: masters[inside[name]]))
+    head = [name for name in masters if not name.startswith(prefix)]
+    state = LazyTensors(
+        [*head, *(prefix + name for name in merged)],
+        lambda name: merged[name.removeprefix(prefix)] if name.startswith(prefix) else masters[name],
+    )
+    with adapter.removed():
+        save(module, classifier.tokenizer, folder, state)

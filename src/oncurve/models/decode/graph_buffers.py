@@ -9,8 +9,11 @@ row that has ended is computed with the others until the host takes it out, and 
     layers                  keys and values in pages, of all rows and prompts (`paged_attention`).
     written  (2, S, R)      tokens and log-probabilities of the S steps between two reports.
 
-The host decides between steps which rows there are and which pages they have (`graph_loop`). Steps are captured once
-per number of rows and settings, and serve every later rollout.
+The host decides between steps which rows there are and which pages they have (`graph_loop`). A step of a small model is
+hundreds of small kernels, and on a GPU launching them takes longer than they run. A graph holds them all. Steps are
+captured once per number of rows and settings, and serve every later rollout.
+
+Not covered: modules whose forward waits for the device or draws random numbers.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +31,6 @@ from oncurve.base.output import warn
 from oncurve.machine.compiled import compiled
 from oncurve.models.adapters.layer import factors_in_use
 from oncurve.models.causal import DecodeRequest, Draw, Head
-from oncurve.models.decode.cuda_graphs import Capture, Step
 from oncurve.models.decode.paged_attention import PAGE, Layers, PagedContext
 from oncurve.models.decode.prefill import Run, prefill
 from oncurve.randomness import uniform_at
@@ -56,6 +59,15 @@ _FEWEST_COLUMNS = 16
 _PROMPT_TOKENS = 16384
 """Tokens of one piece of a prefill."""
 
+
+Step = Callable[[], None]
+"""Reads and changes tensors in place, gives back nothing, and never reads a number on the host."""
+
+Capture = Callable[[Step], Step]
+"""From a step to what repeats it: the step's operations, on the same tensors, which it keeps, without its Python."""
+
+_WARM_UP = 3
+"""Runs before a capture: libraries take their workspaces, compilers compile, tables are made."""
 
 Wait = Callable[[], tuple[list[int], list[int], list[list[int]], list[list[float]]]]
 """Waits for some steps to end: of each row its state, its number of tokens, and S tokens and log-probabilities, the
@@ -263,3 +275,34 @@ def _advance(ids: Tensor, state: Tensor, table: Tensor, ends: Tensor) -> tuple[T
     page = table.gather(1, (at // PAGE)[:, None])[:, 0].to(torch.int64)
     places = torch.where(goes_on, page * PAGE + at % PAGE, 0)
     return torch.stack([states, state[_COUNT] + grew]), at - state[_PADDING], at + 1, places
+
+
+def capture_on(device: torch.device) -> Capture | None:
+    """Return how steps are captured on a device: as CUDA graphs that share one pool of memory; None where there are
+    none.
+
+    Sharing is safe because a step returns nothing: its intermediate tensors are not used after it.
+    """
+    if device.type != "cuda":
+        return None
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    alive = WeakKeyDictionary[Any, Step]()  # a pool ends with the last of its graphs
+
+    def capture(step: Step) -> Step:
+        pool = next((other.pool() for other in alive), None)
+        with torch.cuda.device(device):
+            current = torch.cuda.current_stream()
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UP):
+                    step()
+            current.wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may go on using the device meanwhile: only what this one does is captured.
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                step()
+        alive[graph] = step
+        replay: Step = graph.replay
+        return replay
+
+    return capture

@@ -12,7 +12,8 @@ graph_loop.py   the loop on CUDA, which reads the state of the rows once in many
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,44 +32,37 @@ _COMPACT_SHARE = 0.125
 _ADMIT_SHARE = 0.25
 
 
+@dataclass(frozen=True)
 class HostLoop:
     """A `TokenLoop` over a `Decoder`.
 
-    decoder   (prompts, copies, max_new_tokens) -> a decoder after its prefill
+    decoder   (about how many rows, max_new_tokens) -> a decoder without rows
     device    where the model is
     """
 
-    def __init__(
-        self, decoder: Callable[[Sequence[Tensor], Sequence[int], int], Decoder], device: torch.device
-    ) -> None:
-        self._make, self._device = decoder, device
+    decoder: Callable[[int, int], Decoder]
+    device: torch.device
 
     # Not under inference mode as a whole: a module may keep what it makes here (rotary tables, masks), and a tensor
     # made under inference mode can never take part in a gradient.
     @torch.no_grad()
     def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[EndedRows]:
         """Return the rows of the request, in their order."""
-        capacity = max(request.copies, min(request.keys.numel(), request.max_concurrent or request.keys.numel()))
-        rows = DecodedRows(capacity, request.max_new_tokens, request.eos_ids, self._device)
-        return _Decoding(self._make, request, rows, on_group).run()
+        return _Decoding(self, request, on_group).run()
 
 
 class _Decoding:
     """One call of the loop."""
 
-    def __init__(
-        self,
-        make: Callable[[Sequence[Tensor], Sequence[int], int], Decoder],
-        request: DecodeRequest,
-        rows: DecodedRows,
-        on_group: OnEnded | None,
-    ) -> None:
-        self._make, self._request, self._rows = make, request, rows
+    def __init__(self, loop: HostLoop, request: DecodeRequest, on_group: OnEnded | None) -> None:
+        self._make, self._request, self._copies = loop.decoder, request, request.copies
+        count = request.keys.numel()
+        capacity = max(self._copies, min(count, request.max_concurrent or count))
+        self._rows = DecodedRows(capacity, request.max_new_tokens, request.eos_ids, loop.device)
+        self._ended = EndedGroups(request, on_group)
         self._waiting = 0  # the first group that is not admitted yet
         self._decoder: Decoder | None = None
         self._at_once = 1
-        self._copies = request.copies
-        self._ended = EndedGroups(request, on_group)
 
     def run(self) -> list[EndedRows]:
         """Decode all groups."""
@@ -80,7 +74,7 @@ class _Decoding:
             for number, row in sorted(self._rows.write(ids, logprobs, self._request.stop).items()):
                 self._ended.add(number, row)
             admissible = self._admissible()
-            if admissible or self._rows.finished_share() >= _COMPACT_SHARE or self._rows.full():
+            if admissible or self._rows.wasteful(_COMPACT_SHARE):
                 ids = self._compact(ids)
             stepped = self._decoder.step(ids) if self._decoder is not None and len(ids) else None
             hidden = self._admit(admissible, stepped)
@@ -98,13 +92,9 @@ class _Decoding:
         if count:
             request, groups = self._request, slice(self._waiting, self._waiting + count)
             self._waiting += count
-            prompts, copies = request.prompts[groups], [self._copies] * count
             if self._decoder is None:
-                self._decoder = self._make(prompts, copies, request.max_new_tokens)
-                first = self._decoder.first_hidden
-            else:
-                first = self._decoder.join(prompts, copies)
-            first = first.repeat_interleave(self._copies, 0)
+                self._decoder = self._make(count * self._copies, request.max_new_tokens)
+            first = self._decoder.join(request.prompts[groups], self._copies).repeat_interleave(self._copies, 0)
             hidden = first if hidden is None else torch.cat([hidden, first])
             keys, limits = request.keys[groups].flatten(), request.limits[groups].flatten()
             self._rows.join(groups.start * self._copies, keys, limits)

@@ -34,7 +34,7 @@ def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, places: Tens
 
 
 def attend(
-    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, starts: Tensor, ends: Tensor, page: int, scaling: float
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, starts: Tensor, ends: Tensor, page: int, scale: float
 ) -> Tensor:
     """Return `(n, h, d_v)`: each row's attention over its places from `starts` up to `ends`.
 
@@ -49,7 +49,7 @@ def attend(
     seen = (at >= starts[:, None]) & (at < ends[:, None])
     # Weight 0 times what a freed page held, which may not be finite.
     found_keys, found_values = (x[places].masked_fill(~seen[:, :, None, None], 0.0) for x in (keys, values))
-    return sdpa(query[:, None], found_keys, found_values, scaling, additive(seen, query.dtype)[:, None, None])[:, 0]
+    return sdpa(query[:, None], found_keys, found_values, scale, additive(seen, query.dtype)[:, None, None])[:, 0]
 
 
 @functools.cache
@@ -78,13 +78,11 @@ class PagedContext:
         self._layers, self._table, self._ends, self._places = layers, table, ends, places
         self._starts: dict[int | None, Tensor] = {None: starts}
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Attention of one layer."""
         keys, values = self._layers[layer]
         into_pages, over_pages = functions_for(query.device.type, query.dtype, key.shape == value.shape)
         into_pages(key, value, keys, values, self._places)
         if window is not None and window not in self._starts:
             self._starts[window] = torch.maximum(self._starts[None], self._ends - window)
-        return over_pages(query, keys, values, self._table, self._starts[window], self._ends, PAGE, scaling)
+        return over_pages(query, keys, values, self._table, self._starts[window], self._ends, PAGE, scale)

@@ -65,16 +65,15 @@ class DecodedRows:
         self._step = 0
         self._full_at: list[int] = []  # the steps at which rows that joined together have T tokens, ascending
         self._due: set[int] = set()  # the steps in which a row reaches its limit
-        none = torch.empty(0, dtype=torch.int64, device=device)
-        self._numbers, self._slots, self._keys, self._last, self._position = none, none, none, none, none
-        self._growing = none.bool()
+        self._rows = torch.empty(5, 0, dtype=torch.int64, device=device)
+        self._growing = torch.empty(0, dtype=torch.bool, device=device)
         self._growing_count = 0
         self._tokens = torch.empty(capacity, positions, dtype=torch.int64, device=device)
-        self._logprobs: Tensor | None = None
+        self._logprobs = torch.empty(capacity, positions, dtype=torch.float64, device=device)
         self._kept_at: Tensor | None = None  # (2, slots, T): sizes of kept sets, and where their ids begin in a step's
         self._kept_ids: dict[int, bytes] = {}  # by step
         self._uniforms = torch.empty(0)
-        self._uniforms_used = _POSITIONS_AT_ONCE
+        self._locate()
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -84,19 +83,17 @@ class DecodedRows:
         count, device = len(keys), self._device
         self._due |= {self._step + limit - 1 for limit in set(limits.tolist())}
         self._full_at.append(self._step + self._positions)
-        slots = torch.tensor([self._free_slots.pop() for _ in range(count)], device=device)
-        self._numbers = torch.cat([self._numbers, torch.arange(first, first + count, device=device)])
-        self._slots = torch.cat([self._slots, slots])
-        self._keys = torch.cat([self._keys, keys.to(device)])
-        self._last = torch.cat([self._last, limits.to(device) - 1])
-        self._position = torch.cat([self._position, torch.zeros_like(slots)])
-        self._growing = torch.cat([self._growing, torch.ones_like(slots, dtype=torch.bool)])
+        slots = torch.tensor([self._free_slots.pop() for _ in range(count)])
+        new = torch.stack([torch.arange(first, first + count), slots, keys, limits - 1, torch.zeros_like(slots)])
+        self._rows = torch.cat([self._rows, new.to(device)], 1)
+        self._growing = torch.cat([self._growing, torch.ones(count, dtype=torch.bool, device=device)])
         self._growing_count += count
         self.free -= count
         self._locate()
 
     def _locate(self) -> None:
         """Find where in the flattened tables each row's next token belongs."""
+        self._numbers, self._slots, self._keys, self._last, self._position = self._rows
         self._at = self._slots * self._positions + self._position
         self._uniforms_used = _POSITIONS_AT_ONCE
 
@@ -119,10 +116,8 @@ class DecodedRows:
 
     def write(self, ids: Tensor, logprobs: Tensor, stop: StopStrings | None) -> dict[int, EndedRows]:
         """Append a token to each row; those that end with it, by their numbers."""
-        if self._logprobs is None:
-            self._logprobs = torch.empty(self._tokens.shape, dtype=logprobs.dtype, device=self._device)
         self._tokens.view(-1).index_copy_(0, self._at, ids)
-        self._logprobs.view(-1).index_copy_(0, self._at, logprobs)
+        self._logprobs.view(-1).index_copy_(0, self._at, logprobs.double())
         ended: dict[int, EndedRows] = {}
         if len(self._ends):
             over = (ids[:, None] == self._ends).any(1).logical_and_(self._growing)
@@ -153,26 +148,18 @@ class DecodedRows:
         return self._finish(torch.isin(self._numbers, torch.tensor(list(texts), device=self._device)), "stop", texts)
 
     def _written(self, row: int, start: int) -> list[int]:
-        ids: list[int] = self._tokens[self._slots[row], start : self._position[row] + 1].tolist()
-        return ids
+        return list(self._tokens[self._slots[row], start : self._position[row] + 1].tolist())
 
     def _finish(self, over: Tensor, ending: Ending, texts: dict[int, str]) -> dict[int, EndedRows]:
         """Return the rows of `over` (n,) bool end with the token just written."""
-        assert self._logprobs is not None  # a token has been written
         rows = over.nonzero().squeeze(1)
         lengths = (self._position[rows] + 1).tolist()
         written = (self._slots[rows], slice(max(lengths, default=0)))
-        columns = zip(
-            self._numbers[rows].tolist(),
-            self._tokens[written].tolist(),
-            self._logprobs[written].tolist(),
-            lengths,
-            strict=True,
-        )
+        found = (x.tolist() for x in (self._numbers[rows], self._tokens[written], self._logprobs[written]))
         kept = [(None, b"")] * len(lengths) if self._kept_at is None else map(self._sets_of, rows.tolist(), lengths)
         ended = {
             number: EndedRows(tuple(ids[:length]), tuple(logprobs[:length]), ending, texts.get(number), *sets)
-            for (number, ids, logprobs, length), sets in zip(columns, kept, strict=True)
+            for number, ids, logprobs, length, sets in zip(*found, lengths, kept, strict=True)
         }
         self._growing &= ~over
         self._growing_count -= len(ended)
@@ -190,21 +177,19 @@ class DecodedRows:
         ]
         return tuple(sizes), b"".join(pieces)
 
-    def finished_share(self) -> float:
-        """Return the share of rows that have ended and are still computed."""
-        return 1 - self._growing_count / len(self)
-
-    def full(self) -> bool:
-        """Return whether some rows have T tokens: they have ended and must be compacted away before the next step."""
-        return bool(self._full_at) and self._full_at[0] <= self._step
+    def wasteful(self, share: float) -> bool:
+        """Return whether this share of the rows is finished and still computed, or some cannot be computed any more,
+        because they have T tokens.
+        """
+        full = bool(self._full_at) and self._full_at[0] <= self._step
+        return full or 1 - self._growing_count / len(self) >= share
 
     def compact(self) -> Tensor:
         """Forget the finished rows: the indices `(k,)` of those that stay."""
         kept = self._growing.nonzero().squeeze(1)
         self._free_slots += self._slots[~self._growing].tolist()
         self._full_at = [step for step in self._full_at if step > self._step]
-        self._numbers, self._slots, self._keys = self._numbers[kept], self._slots[kept], self._keys[kept]
-        self._last, self._position, self._growing = self._last[kept], self._position[kept], self._growing[kept]
+        self._rows, self._growing = self._rows[:, kept], self._growing[kept]
         self._locate()
         oldest = self._step - int(self._position.max()) if self._kept_ids and len(kept) else self._step
         self._kept_ids = {step: ids for step, ids in self._kept_ids.items() if step >= oldest}

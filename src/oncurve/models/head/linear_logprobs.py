@@ -186,8 +186,10 @@ class _LinearLogprobs(torch.autograd.Function):
             if ctx.sets is not None:
                 ctx.sets.leave_out(gradient, 0.0, ctx.places[number])
             _write(gradient, rise, *_place(ids, first, last))
-            if by_hidden is not None:
-                _add_product(by_hidden, gradient, matrix)
+            if by_hidden is not None and by_hidden.dtype == gradient.dtype:
+                by_hidden.addmm_(gradient, matrix)
+            elif by_hidden is not None:
+                by_hidden.add_(gradient @ matrix)
             if by_weight is not None:
                 by_weight.put(first, gradient.t() @ met)
         if by_hidden is not None:
@@ -240,14 +242,6 @@ def _product(hidden: Tensor, matrix: Tensor, work: Tensor) -> Tensor:
     """Return the logits `(N, v)` of one block, made in `work`."""
     shape = len(hidden), len(matrix)
     return torch.mm(hidden, matrix.t(), out=work[: shape[0] * shape[1]].view(shape))
-
-
-def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
-    """`into += left @ right`; `into` may be of higher precision."""
-    if into.dtype == left.dtype:
-        into.addmm_(left, right)
-    else:
-        into.add_(left @ right)
 
 
 def _write(block: Tensor, values: Tensor, place: Tensor, inside: Tensor) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -52,7 +54,6 @@ def token_stats(
     needs: frozenset[str] = frozenset(),
     temperature: float = 1.0,
     ref_head: Head | None = None,
-    chunk_tokens: int | None = None,
     observe: frozenset[str] = frozenset(),
     read: Callable[[Tensor], Tensor] | None = None,
 ) -> TokenStats:
@@ -66,8 +67,6 @@ def token_stats(
             whole vocabulary, nats).
         temperature: the divisor of the logits in sampling.
         ref_head: the reference's head, from `batch.ref_hidden` to logits; needed by `"full_kl"`.
-        chunk_tokens: tokens of one chunk, and the largest number whose logits are kept for the backward; by default as
-            many as fill `CHUNK_BYTES` and `KEPT_BYTES`.
         observe: statistics without a gradient, which is cheaper: `"entropy"`. Those also in `needs` have a gradient.
         read: from the hidden states `(N, H)` of the same forward pass to `(b, T)` values; None: no values.
 
@@ -90,39 +89,21 @@ def token_stats(
     places = batch.slots()
     slots, ids = sent([places, batch.completion_ids.flatten()[places]], hidden.device)
     shape, kept_sets = (batch.size, batch.completion_ids.shape[1]), KeptSets.of(batch, places, hidden.device)
-    matrix = model.head_matrix() if "full_kl" not in needs and chunk_tokens is None else None
+    names = [name for name in ("entropy", "full_kl") if name in needs | observe]
+    matrix = model.head_matrix() if "full_kl" not in needs else None
     if matrix is not None:
-        return _as_stats(slots, shape, _fused(hidden, matrix, ids, temperature, needs, observe, kept_sets), values)
-    ref_hidden = batch.ref_hidden if "full_kl" in needs else None
-    columns = [name for name in ("entropy", "full_kl") if name in needs | observe]
-    measure = _Measure(model.logits, needs, tuple(columns), temperature, ref_head)
-    size, kept = (chunk_tokens, chunk_tokens) if chunk_tokens is not None else _sizes(model, hidden)
-    forget = torch.is_grad_enabled() and hidden.shape[0] > kept
-    measured = _in_chunks(measure, hidden, ids, ref_hidden, kept_sets, size, forget)
-    return _as_stats(slots, shape, dict(zip(["logprobs", *columns], measured, strict=True)), values)
-
-
-def _as_stats(slots: Tensor, shape: tuple[int, int], columns: dict[str, Tensor], values: Tensor | None) -> TokenStats:
-    """Return columns `(N,)` as stats `(b, T)`, 0 where no token exists."""
-    return TokenStats(**{name: in_rows(column, slots, shape) for name, column in columns.items()}, values=values)
-
-
-def _fused(
-    hidden: Tensor,
-    matrix: Tensor,
-    ids: Tensor,
-    temperature: float,
-    needs: frozenset[str],
-    observe: frozenset[str],
-    kept: KeptSets | None,
-) -> dict[str, Tensor]:
-    """Return the columns by `linear_logprobs`; those that are only observed have no gradient."""
-    measured = needs | observe
-    entropies = "entropy" in measured
-    logprobs, entropy = linear_logprobs(hidden, matrix, ids, temperature, with_entropy=entropies, kept=kept)
-    if entropy is None:
-        return {"logprobs": logprobs}
-    return {"logprobs": logprobs, "entropy": entropy if "entropy" in needs else entropy.detach()}
+        logprobs, found = linear_logprobs(
+            hidden, matrix, ids, temperature, with_entropy="entropy" in names, kept=kept_sets
+        )
+        measured = [logprobs] if found is None else [logprobs, found if "entropy" in needs else found.detach()]
+    else:
+        ref_hidden = batch.ref_hidden if "full_kl" in needs else None
+        measure = _Measure(model.logits, needs, tuple(names), temperature, ref_head)
+        size, kept = _sizes(model, hidden)
+        forget = torch.is_grad_enabled() and hidden.shape[0] > kept
+        measured = measure.in_chunks(hidden, ids, ref_hidden, kept_sets, size, forget)
+    columns = zip(["logprobs", *names], measured, strict=True)
+    return TokenStats(**{name: in_rows(column, slots, shape) for name, column in columns}, values=values)
 
 
 @dataclass(frozen=True)
@@ -153,6 +134,21 @@ class _Measure:
             ref_logits = _kept(self.ref_head(ref_hidden), sets, self.temperature)
         return full_kl_from_logits(logits, ref_logits, self.temperature)
 
+    def in_chunks(
+        self, hidden: Tensor, ids: Tensor, ref_hidden: Tensor | None, kept: KeptSets | None, size: int, forget: bool
+    ) -> list[Tensor]:
+        """Return this over chunks of `size` tokens, each column concatenated to `(N,)`; `forget`: logits are made
+        again in the backward.
+        """
+        run: Any = partial(checkpoint, self, use_reentrant=False, preserve_rng_state=False) if forget else self
+        pieces = []
+        for start in range(0, max(hidden.shape[0], 1), size):
+            rows = slice(start, start + size)
+            reference = None if ref_hidden is None else ref_hidden[rows].to(hidden.device)
+            sets = None if kept is None else kept.of_tokens(start, start + size)
+            pieces.append(run(hidden[rows], ids[rows], reference, sets))
+        return [torch.cat(column) for column in zip(*pieces, strict=True)]
+
 
 def _kept(logits: Tensor, sets: KeptSets | None, temperature: float) -> Tensor:
     """Return logits `(n, V)` in which tokens that are not kept are negligible."""
@@ -162,29 +158,6 @@ def _kept(logits: Tensor, sets: KeptSets | None, temperature: float) -> Tensor:
     outside = sets.leave_out(inside, True, sets.places([(0, logits.shape[1])])[0])
     likeliest = logits.detach().masked_fill(outside, -torch.inf).amax(1, keepdim=True)
     return torch.where(outside, likeliest + NEGLIGIBLE * temperature, logits)
-
-
-def _in_chunks(
-    measure: Callable[[Tensor, Tensor, Tensor | None, KeptSets | None], tuple[Tensor, ...]],
-    hidden: Tensor,
-    ids: Tensor,
-    ref_hidden: Tensor | None,
-    kept: KeptSets | None,
-    size: int,
-    forget: bool,
-) -> list[Tensor]:
-    """Return `measure` over chunks of `size` tokens, each column concatenated to `(N,)`."""
-    pieces = []
-    for start in range(0, max(hidden.shape[0], 1), size):
-        rows = slice(start, start + size)
-        reference = None if ref_hidden is None else ref_hidden[rows].to(hidden.device)
-        sets = None if kept is None else kept.of_tokens(start, start + size)
-        arguments = (hidden[rows], ids[rows], reference, sets)
-        if forget:
-            pieces.append(checkpoint(measure, *arguments, use_reentrant=False, preserve_rng_state=False))
-        else:
-            pieces.append(measure(*arguments))
-    return [torch.cat(column) for column in zip(*pieces, strict=True)]
 
 
 def _sizes(model: CausalModel, hidden: Tensor) -> tuple[int, int]:

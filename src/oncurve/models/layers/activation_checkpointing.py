@@ -28,7 +28,8 @@ def recompute_layers(module: nn.Module) -> int:
     layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
     for layer in layers:
         if not isinstance(layer, _Recomputed):
-            layer.__class__ = _recomputed(type(layer))
+            kind = type(layer)
+            layer.__class__ = type(kind.__name__, (_Recomputed, kind), {"__module__": kind.__module__})
     return len(layers)
 
 
@@ -45,8 +46,9 @@ class _Recomputed(nn.Module):
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             """Return contexts of the first run and of the second, at which our attention is switched off again."""
-            ours = others.get("oncurve_context") is not None
-            return nullcontext(), switched(_config(self)) if ours else nullcontext()
+            if others.get("oncurve_context") is None:
+                return nullcontext(), nullcontext()
+            return nullcontext(), switched(next(part.config for part in self.modules() if hasattr(part, "config")))
 
         return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **others)
 
@@ -56,12 +58,3 @@ def _no_cache(value: Any) -> Any:
     from transformers import Cache
 
     return None if isinstance(value, Cache) else value
-
-
-def _config(layer: nn.Module) -> Any:
-    """Return the configuration of the layer's attention."""
-    return next(part.config for part in layer.modules() if hasattr(part, "config"))
-
-
-def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(kind.__name__, (_Recomputed, kind), {"__module__": kind.__module__})

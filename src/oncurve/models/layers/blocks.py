@@ -9,12 +9,21 @@ copied, q and k are rotated together, and products with one input are joined whe
 
 A block is replaced only if both compute the same on an example. So a block with other projections, another rotation or
 other arguments for its attention keeps the code of transformers.
+
+A third of a small model's step is spent between the operations: in calls of modules, their keyword arguments and
+settings. `StraightBody` is the body of such a model as one function, for a decoding step, which is short, and its
+prefill. It calls the same blocks one after another, without a gradient, and computes the tables of the rotation once
+for many positions:
+
+    x = embed(ids);   x += attention(norm(x)),  x += mlp(norm(x))  in every layer;   norm(x)
+
+A body is run this way only if both give the same on an example.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
@@ -23,10 +32,12 @@ from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
 from oncurve.models.adapters.layer import base_of, low_rank_of, products
-from oncurve.models.attention.hook import AttentionContext, register, switched
+from oncurve.models.attention.hook import AttentionContext, switched
 from oncurve.models.head.linear_logprobs import matrix_of
 from oncurve.models.layers.elementwise import Rotation, gated_product, gated_products, rotated
 from oncurve.models.layers.prepacked_weights import PrepackedWeights
+from oncurve.models.layers.rms_norm import rows_normed
+from oncurve.models.layers.rotation import put_back
 
 
 class Shared:
@@ -103,23 +114,20 @@ class _Attention(Block):
 
     def _heads(self, x: Tensor, rotation: Rotation) -> Sequence[Tensor]:
         """Return `x (N, H)` -> rotated queries `(N, h, d)` and keys `(N, h_kv, d)`, values `(N, h_kv, d)`."""
-        products = self._product(x, 0)
+        products, normed = self._product(x, 0), "q_norm" in self._modules
         if isinstance(products, Tensor):
             *asking, values = (int(getattr(self, name).out_features) // self.size for name in self.products[0])
             joined = products.view(len(x), -1, self.size)
-            if not self._norms:
+            if not normed:
                 both, value = torch.split(joined, [sum(asking), values], 1)
                 return *torch.split(rotated(both, rotation), asking, 1), value
             query, key, value = torch.split(joined, [*asking, values], 1)
         else:
             query, key, value = (product.view(len(x), -1, self.size) for product in products)
-        for norm in self._norms:
-            query, key = getattr(self, f"q_{norm}")(query), getattr(self, f"k_{norm}")(key)
+        if normed:
+            block: Any = self
+            query, key = block.q_norm(query), block.k_norm(key)
         return rotated(query, rotation), rotated(key, rotation), value
-
-    @property
-    def _norms(self) -> tuple[str, ...]:
-        return ("norm",) if "q_norm" in self._modules else ()
 
 
 class _GatedMLP(Block):
@@ -149,13 +157,12 @@ def blocks_of(module: nn.Module) -> list[Block]:
     return [part for part in module.modules() if isinstance(part, Block)]
 
 
-def replace_blocks(module: nn.Module, undo: ExitStack | None = None) -> int:
-    """Replace the attentions and gated MLPs below `module` whose output stays the same; returns how many.
+def replace_blocks(module: nn.Module, undo: ExitStack | None = None) -> None:
+    """Replace the attentions and gated MLPs below `module` whose output stays the same.
 
     `undo.close()` restores the module.
     """
-    register()
-    shared, replaced = Shared(), 0
+    shared = Shared()
     for part in list(module.modules()):
         if isinstance(part, Block) or part._forward_hooks or part._forward_pre_hooks:
             continue
@@ -166,21 +173,13 @@ def replace_blocks(module: nn.Module, undo: ExitStack | None = None) -> int:
                 twin.shared = shared  # type: ignore[assignment]
                 if adopt(part, twin):
                     if undo is not None:
-                        undo.callback(_put_back, part, type(part), twin.__dict__.keys() - part.__dict__.keys())
+                        undo.callback(put_back, part, type(part), twin.__dict__.keys() - part.__dict__.keys())
                     part.__dict__.update(twin.__dict__)
                     part.__class__ = twin.__class__
-                    replaced += 1
-    return replaced
 
 
 def _linear(layer: nn.Module | None) -> bool:
     return layer is not None and type(base_of(layer)) is nn.Linear
-
-
-def _put_back(part: nn.Module, kind: type[nn.Module], added: Iterable[str]) -> None:
-    part.__class__ = kind
-    for name in added:
-        del part.__dict__[name]
 
 
 @torch.no_grad()
@@ -240,11 +239,9 @@ class Recorder:
     tensors: tuple[Tensor, ...] = ()
     options: tuple[float, int | None] = (0.0, None)
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Record the arguments, and return the queries in reverse order."""
-        self.tensors, self.options = (query, key, value), (scaling, window)
+        self.tensors, self.options = (query, key, value), (scale, window)
         return query.flip(0)
 
 
@@ -257,3 +254,65 @@ def close(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are one up to rounding."""
     limit = 2e-2 if one.dtype.itemsize < 4 else 1e-5
     return one.shape == other.shape and bool((one - other).abs().max() <= limit * other.abs().max())
+
+
+_CONSTANT_ROTATIONS = ("default", "linear", "llama3", "yarn")
+_AHEAD = 1024
+"""Positions whose rotation is computed before they are reached."""
+
+
+class StraightBody:
+    """The body with packed products, called as `prefill.Run`.
+
+    Runs under inference mode, which takes an eighth off a small model's step: a stored tensor of it could not take part
+    in a gradient afterwards, so nothing here is stored in a module. What leaves is a usual tensor.
+    """
+
+    def __init__(self, body: Any, wide: bool, prepacked: PrepackedWeights) -> None:
+        self._body, self._wide, self._prepacked = body, wide, prepacked
+        self._shared = body.layers[0].self_attn.shared
+        self._layers = [
+            (layer.input_layernorm, layer.self_attn.attended, layer.post_attention_layernorm, layer.mlp.forward)
+            for layer in body.layers
+        ]
+        self._tables = torch.empty(2, 0)
+
+    def __call__(self, ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        """Return `(N,)` ids and positions of one flat row -> `(N, H)` after the final norm."""
+        with torch.inference_mode(), self._shared.using(self._prepacked):
+            x = self._body.embed_tokens(ids)
+            x = x.float() if self._wide and x.dtype.itemsize < 4 else x
+            rotation = self._rotation(x, positions)
+            for one, attention, other, mlp in self._layers:
+                x = x + attention(rows_normed(x, one.weight, one.eps), rotation, context)
+                x = x + mlp(rows_normed(x, other.weight, other.eps))
+            hidden = rows_normed(x, self._body.norm.weight, self._body.norm.eps)
+        return hidden.clone()
+
+    def _rotation(self, x: Tensor, positions: Tensor) -> Any:
+        last = int(positions.max())
+        if last >= self._tables.shape[1]:
+            every = torch.arange(last + _AHEAD, device=x.device)[None]
+            self._tables = torch.stack(rotation_of(self._body.rotary_emb(x[None], every)))
+        return self._tables.index_select(1, positions).unbind()
+
+
+def hooked(body: nn.Module) -> bool:
+    """Return whether a part of `body` has hooks, which `StraightBody` would not call; those of its rotation it does."""
+    return any(
+        (part._forward_hooks or part._forward_pre_hooks) and not name.endswith("rotary_emb")
+        for name, part in body.named_modules()
+    )
+
+
+def is_straight(body: Any, wide: bool, run: Callable[[Tensor, Tensor, AttentionContext], Tensor]) -> bool:
+    """Return whether `StraightBody` computes what `run` of the same body does, and stores nothing in it."""
+    constant = getattr(getattr(body, "rotary_emb", None), "rope_type", None) in _CONSTANT_ROTATIONS
+    blocks = len(blocks_of(body))
+    if not constant or not blocks or blocks != 2 * len(getattr(body, "layers", ())):
+        return False
+    try:
+        ids = torch.arange(4, device=body.embed_tokens.weight.device)
+        return close(StraightBody(body, wide, {})(ids, ids, Recorder()), run(ids, ids, Recorder()))
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # parts of another kind or name
+        return False

@@ -1,10 +1,12 @@
-"""The length limit of a row: the positions of a network, and the reach of its rotations."""
+"""The length limit of a row, by the positions of a network and the reach of its rotations; batches by length."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
 from oncurve.models.layers.rotation import reach_of
@@ -47,14 +49,44 @@ def longest_row_of(module: nn.Module) -> int | None:
     return min(limits, default=None)
 
 
-def check_longest(module: nn.Module, tokens: int) -> None:
-    """Refuse a row of `tokens` tokens that is too long for `module`.
+def check_rows(
+    module: nn.Module, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
+) -> None:
+    """Refuse what `completion_hidden` of `module` cannot take.
 
     Raises:
-        ModelError: it is longer than `longest_row_of`.
+        ValueError: an empty prompt, or shapes that do not belong together.
+        ModelError: a row is longer than `longest_row_of`.
     """
+    if any(prompt.ndim != 1 or prompt.numel() == 0 for prompt in prompts):
+        raise ValueError("every prompt must be a (P,) tensor of at least one token id")
+    rows = completion_ids.shape[0]
+    if completion_ids.ndim != 2 or group_ids.shape != (rows,) or lengths.shape != (rows,):
+        raise ValueError(
+            f"completion_ids (b, T), group_ids (b,) and lengths (b,) do not belong together: "
+            f"{tuple(completion_ids.shape)}, {tuple(group_ids.shape)}, {tuple(lengths.shape)}"
+        )
     longest = longest_row_of(module)
-    if longest is not None and tokens > longest:
+    if longest is None or not rows:
+        return
+    sizes = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64, device=group_ids.device)
+    tokens = int((sizes[group_ids] + lengths.to(group_ids.device)).max())
+    if tokens > longest:
         raise ModelError(
             f"a row of {tokens} tokens, prompt and completion together: {type(module).__name__} takes at most {longest}"
         )
+
+
+def batches_by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Indices by falling length, in batches that have at most `tokens` tokens when padded to the longest.
+
+    One that is longer is a batch by itself.
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

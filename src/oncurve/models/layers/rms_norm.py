@@ -173,12 +173,8 @@ class _Narrowed:
         return None
 
 
-def replace_norms(module: nn.Module, undo: ExitStack | None = None) -> int:
-    """Replace the RMS norms below `module` whose output stays the same; returns how many.
-
-    `undo.close()` restores the module.
-    """
-    replaced = 0
+def replace_norms(module: nn.Module, undo: ExitStack | None = None) -> None:
+    """Replace the RMS norms below `module` whose output stays the same. `undo.close()` restores the module."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             twin = _twin(child)
@@ -186,8 +182,6 @@ def replace_norms(module: nn.Module, undo: ExitStack | None = None) -> int:
                 if undo is not None:
                     undo.callback(setattr, parent, name, child)
                 setattr(parent, name, twin)
-                replaced += 1
-    return replaced
 
 
 @torch.no_grad()

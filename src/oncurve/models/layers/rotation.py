@@ -16,7 +16,7 @@ The kind of a rotation is found by calling it, not by its name, so code that com
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -52,8 +52,8 @@ class _HeldTables(nn.Module):
         return _first(tables, position_ids.shape[-1])
 
 
-def hold_rotations(module: nn.Module, positions: int | None, undo: ExitStack | None = None) -> int:
-    """Fix every rotation below `module` that depends on the length of a row to one reach; returns how many are new.
+def hold_rotations(module: nn.Module, positions: int | None, undo: ExitStack | None = None) -> None:
+    """Fix every rotation below `module` that depends on the length of a row to one reach.
 
     The reach of a module that has been in a run already is set again.
 
@@ -62,18 +62,14 @@ def hold_rotations(module: nn.Module, positions: int | None, undo: ExitStack | N
     """
     reach = next((part.reach for part in _held(module)), _Reach(0))
     reach.tokens = 1 + (_UNKNOWN_REACH if positions is None else positions)
-    rotations = [
-        part for part in module.modules() if _NAMED.search(type(part).__name__) and not isinstance(part, _HeldTables)
-    ]
-    count = 0
-    for part in rotations:
+    for part in module.modules():
+        if not _NAMED.search(type(part).__name__) or isinstance(part, _HeldTables):
+            continue
         if any(_depends_on_length(part, kind, reach.tokens - 2) for kind in _kinds(part)):
             if undo is not None:
-                undo.callback(_put_back, part, type(part))
+                undo.callback(put_back, part, type(part), ["reach"])
             part.__class__ = type(type(part).__name__, (_HeldTables, type(part)), {"__module__": type(part).__module__})
             part.reach = reach  # type: ignore[assignment]
-            count += 1
-    return count
 
 
 def set_reach(module: nn.Module, tokens: int) -> None:
@@ -96,9 +92,11 @@ def _held(module: nn.Module) -> Iterator[_HeldTables]:
     return (part for part in module.modules() if isinstance(part, _HeldTables))
 
 
-def _put_back(part: nn.Module, kind: type[nn.Module]) -> None:
+def put_back(part: nn.Module, kind: type[nn.Module], added: Iterable[str]) -> None:
+    """Give a part its own class again, without the attributes that were added."""
     part.__class__ = kind
-    del part.__dict__["reach"]
+    for name in added:
+        del part.__dict__[name]
 
 
 def _kinds(part: Any) -> list[dict[str, str]]:

@@ -1,10 +1,5 @@
 """Hugging Face files: weights and their checks, saving, the hub, precision and chat templates."""
 
-from oncurve.models.loading.adapters import (
-    base_of_adapter as base_of_adapter,
-    is_adapter as is_adapter,
-    stored_adapter as stored_adapter,
-)
 from oncurve.models.loading.chat_templates import (
     RENDERING as RENDERING,
     apply_template as apply_template,
@@ -15,16 +10,18 @@ from oncurve.models.loading.chat_templates import (
     render as render,
 )
 from oncurve.models.loading.checks import (
+    base_of_adapter as base_of_adapter,
     directory_of as directory_of,
     explained as explained,
+    is_adapter as is_adapter,
     load_config as load_config,
     load_tokenizer as load_tokenizer,
     said_by as said_by,
+    stored_adapter as stored_adapter,
 )
-from oncurve.models.loading.hub import offline as offline, online as online
+from oncurve.models.loading.hub import offline as offline, online as online, quiet as quiet
 from oncurve.models.loading.precision import DTYPES as DTYPES
 from oncurve.models.loading.saving import ADAPTER as ADAPTER
-from oncurve.models.loading.silence import quiet as quiet
 from oncurve.models.loading.weights import (
     ModelConfig as ModelConfig,
     eos_ids_of as eos_ids_of,

@@ -1,4 +1,4 @@
-"""Models and tokenizers by a directory in Hugging Face form or a hub id, checked before they are loaded.
+"""Models, tokenizers and adapters by a directory in Hugging Face form or a hub id, checked before they are loaded.
 
 A model that cannot be loaded is refused with a suggestion. Weights are safetensors, never pickle.
 """
@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from oncurve.base.errors import ModelError, UserError, shown, suggest
-from oncurve.models.loading.hub import offline, online
-from oncurve.models.loading.silence import quiet
+from oncurve.models.adapters.files import CONFIG, FILES, StoredAdapter, read_adapter, read_config
+from oncurve.models.adapters.inject import import_peft
+from oncurve.models.loading.hub import offline, online, quiet
 
 _CHOSEN_HERE = {"transformers_weights", "fusion_config", "distributed_config", "kernel_config"}
 """Keys of a configuration by which its network would be loaded from other files, or changed."""
@@ -181,25 +182,11 @@ def load_tokenizer(source: str, local: bool, trust_remote_code: bool = False) ->
 
 
 def load_module(
-    loader: Any,
-    source: str,
-    config: Any,
-    dtype: torch.dtype,
-    local: bool,
-    trust_remote_code: bool = False,
-    **options: Any,
+    loader: Any, source: str, config: Any, dtype: torch.dtype, local: bool, **options: Any
 ) -> tuple[Any, list[str]]:
     """Return the module that a class of transformers loads, and the sorted names of weights that the files lack."""
-    module, loading = loader.from_pretrained(
-        source,
-        config=config,
-        dtype=dtype,
-        use_safetensors=True,
-        local_files_only=local,
-        trust_remote_code=trust_remote_code,
-        output_loading_info=True,
-        **options,
-    )
+    given = {"config": config, "dtype": dtype, "local_files_only": local, "trust_remote_code": False, **options}
+    module, loading = loader.from_pretrained(source, use_safetensors=True, output_loading_info=True, **given)
     return module, sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))
 
 
@@ -231,3 +218,35 @@ def said_by(error: BaseException) -> str:
     lines = [line.rstrip() for line in str(error).strip().splitlines()]
     first = type(error).__name__ + (f": {lines[0]}" if lines else "")
     return "\n" + "\n".join(f"  {line}".rstrip() for line in [first, *lines[1:]])
+
+
+def stored_adapter(path: str, key: str = "lora.path") -> StoredAdapter:
+    """Return the adapter that `path`, the value of the setting `key`, names.
+
+    Raises ModelError: no such folder, no adapter in it, or one that oncurve does not compute.
+    """
+    peft = import_peft()
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        if folder.exists():
+            raise ModelError(f"{path} is a file; {key} names a folder with an adapter in PEFT's form, or a hub id")
+        if path[:1] in ("", ".", "/", "~") or path.count("/") != 1:
+            raise ModelError(f"{key}: {path}: no such directory")
+        from huggingface_hub import snapshot_download
+
+        with explained(path, "adapter", None):
+            folder = Path(snapshot_download(path, allow_patterns=list(FILES), local_files_only=not online()))
+    return read_adapter(folder, peft, key)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether `folder` holds an adapter in PEFT's form, and no model."""
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def base_of_adapter(folder: Path) -> str:
+    """Return the base model that the adapter in `folder` names. Raises ModelError: it names none."""
+    base = read_config(folder, "model.path").get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ModelError(f"{folder}: the adapter names no base model; name it: model.path=FOLDER")
+    return base

@@ -1,9 +1,11 @@
-"""A check, in seconds, that the model hub can be reached and answers, before its client tries for minutes."""
+"""The model hub, found in seconds or left alone; and transformers without advice, by one thread at a time."""
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
 from urllib.parse import urlsplit
@@ -29,14 +31,16 @@ def reachable(seconds: float = SECONDS) -> bool:
 
     if constants.HF_HUB_OFFLINE:
         return False
-    host, port = _first_address(constants.ENDPOINT)
+    address, opened = _first_address(constants.ENDPOINT), list[bool]()
 
-    def connect() -> bool:
-        with suppress(OSError), socket.create_connection((host, port), timeout=seconds):
-            return True
-        return False
+    def connect() -> None:
+        with suppress(OSError), socket.create_connection(address, timeout=seconds):
+            opened.append(True)
 
-    return _within(seconds, connect)
+    thread = Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return bool(opened)
 
 
 def answers(seconds: float = ANSWER_SECONDS) -> bool:
@@ -48,21 +52,11 @@ def answers(seconds: float = ANSWER_SECONDS) -> bool:
     from huggingface_hub import constants
 
     try:
-        ask("HEAD", constants.ENDPOINT, seconds=seconds)
+        with suppress(ConnectionError):  # a refusal is an answer, too; the client checks certificates
+            ask("HEAD", constants.ENDPOINT, seconds=seconds)
     except TimeoutError:
         return False
-    except OSError:  # also a refusal, which is an answer; the client checks certificates
-        return True
     return True
-
-
-def _within(seconds: float, check: Callable[[], bool]) -> bool:
-    """Return the result of `check`; False where it takes longer than `seconds`, and its thread then ends by itself."""
-    results: list[bool] = []
-    thread = Thread(target=lambda: results.append(check()), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return results == [True]
 
 
 @contextmanager
@@ -89,3 +83,37 @@ def _first_address(endpoint: str) -> tuple[str, int]:
     if proxy:
         address = urlsplit(proxy if "//" in proxy else f"//{proxy}")
     return address.hostname or "", address.port or (80 if address.scheme == "http" else 443)
+
+
+_ALONE = threading.RLock()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Return a context without progress bars, advice, and requests to a server to convert a repository's pickles.
+
+    One thread at a time is in it: transformers loads by changes of the whole process, such as how modules are made, and
+    a load in another thread would then miss weights that are there.
+    """
+    with _ALONE:
+        yield from _quiet()
+
+
+def _quiet() -> Iterator[None]:
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    conversion = os.environ.get("DISABLE_SAFETENSORS_CONVERSION")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+        if conversion is None:
+            del os.environ["DISABLE_SAFETENSORS_CONVERSION"]
+        else:
+            os.environ["DISABLE_SAFETENSORS_CONVERSION"] = conversion

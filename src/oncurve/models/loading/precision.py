@@ -2,23 +2,28 @@
 
 Without native support a bfloat16 product is emulated: slower than float32, and less exact. So `"auto"` depends on the
 hardware, not on the library, which supports both.
+
+A frozen base under an adapter may have 4 bits per weight: QLoRA (Dettmers et al. 2023, arXiv:2305.14314).
+
+    nf4             16 levels, quantiles of a normal distribution, scaled by the largest weight of each block of 64
+    double quant    the scales of the blocks are quantised, too: 0.37 bits per weight less
+    compute         a product unpacks its weights to the model's dtype
+
+bitsandbytes has the kernels. Not measured: oncurve's tests have no GPU for it.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from importlib import import_module
+from typing import Any, Literal
 
 import torch
 
 from oncurve.base.errors import ModelError
 
 Precision = Literal["auto", "float32", "bfloat16"]
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+Quantization = Literal["nf4"]
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 """By name: those of `Precision`, and those of a module that is handed in."""
 
 _CPU_FEATURES = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16", "sve_bf16": "SVE BF16", "bf16": "NEON BF16"}
@@ -56,3 +61,30 @@ def device_of(device: str, section: str) -> torch.device:
     if device == "cuda" and not available:
         raise ModelError(f'{section}.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu"')
     return torch.device("cuda" if available and device != "cpu" else "cpu")
+
+
+def quantization_config(kind: Quantization, dtype: torch.dtype, device: torch.device) -> Any:
+    """transformers' configuration for loading a base quantised, whose products are computed in `dtype`.
+
+    Raises ModelError: the device is a CPU, or bitsandbytes is not installed.
+    """
+    if device.type != "cuda":
+        raise ModelError(
+            f'model.quantization = "{kind}" needs a CUDA device, and the model is on a {device.type.upper()}, where '
+            "every product would unpack its weights again, slower than bfloat16; leave it out"
+        )
+    try:
+        import_module("bitsandbytes")
+    except ImportError as error:
+        raise ModelError(
+            f"model.quantization needs bitsandbytes ({error}); install it with: pip install 'oncurve[qlora]'"
+        ) from error
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=kind,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_storage=torch.uint8,
+    )

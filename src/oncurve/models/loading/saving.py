@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from oncurve.base.errors import ModelError
 from oncurve.durable import LazyTensors, storage_errors, write_directory
 from oncurve.models.adapters.adapter import Adapter
-from oncurve.models.loading.silence import quiet
+from oncurve.models.loading.hub import quiet
 
 WEIGHTS = "model.safetensors"
 ADAPTER = "adapter"
@@ -112,14 +112,14 @@ def hub_tensors(module: nn.Module, adapter: Adapter | None = None) -> Iterator[t
             else:
                 first = {(tensor.data_ptr(), tensor.shape): name for name, tensor in reversed(own.items())}
                 names = {name: name for name, tensor in own.items() if first[tensor.data_ptr(), tensor.shape] == name}
+            tensors = own if merged is None else merged
             if names is None:
                 (folder / WEIGHTS).unlink(missing_ok=True)
-                network.save_pretrained(folder, state_dict=None if merged is None else dict(merged))
+                network.save_pretrained(folder, state_dict=dict(tensors))
         if names is None:
             for path in sorted(folder.glob("*.safetensors")):
                 yield from load_file(path).items()
         else:
-            tensors = own if merged is None else merged
             yield from ((written, tensors[name]) for written, name in names.items())
 
 

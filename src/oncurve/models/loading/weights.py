@@ -19,7 +19,6 @@ from oncurve.components import Component, Impossible
 from oncurve.models.adapters.inject import import_peft, put_adapter
 from oncurve.models.adapters.settings import LoraSettings
 from oncurve.models.causal import CausalModel
-from oncurve.models.loading.adapters import stored_adapter
 from oncurve.models.loading.checks import (
     directory_of,
     explained,
@@ -27,12 +26,11 @@ from oncurve.models.loading.checks import (
     load_module,
     load_tokenizer,
     revised,
+    stored_adapter,
     stored_in_bfloat16,
 )
-from oncurve.models.loading.hub import offline, online
-from oncurve.models.loading.precision import DTYPES, Precision, device_of, resolved
-from oncurve.models.loading.quantization import Quantization, quantization_config
-from oncurve.models.loading.silence import quiet
+from oncurve.models.loading.hub import offline, online, quiet
+from oncurve.models.loading.precision import DTYPES, Precision, Quantization, device_of, quantization_config, resolved
 from oncurve.models.probe import wrap
 
 NO_ADAPTER = LoraSettings()
@@ -151,9 +149,8 @@ class ModelConfig(Component):
         directory = directory_of(self.source())
         source = str(directory or self.path)
         device = self.torch_device
-        quantized = None
-        if self.quantization is not None:
-            quantized = quantization_config(self.quantization, self.torch_dtype, device)
+        kind = self.quantization
+        quantized = None if kind is None else quantization_config(kind, self.torch_dtype, device)
         if lora.adapted:
             import_peft()
         stored = None if lora.path is None else stored_adapter(lora.path)
@@ -171,8 +168,7 @@ class ModelConfig(Component):
             model = wrap(module, self.attention, adapter)
         name = directory.name if directory is not None and self.revision is None else self.path
         name_of_dtype, why = self.precision()
-        eos_ids = eos_ids_of(module, tokenizer)
-        return LoadedModel(model, tokenizer, eos_ids, name, DTYPES[name_of_dtype], why)
+        return LoadedModel(model, tokenizer, eos_ids_of(module, tokenizer), name, DTYPES[name_of_dtype], why)
 
     def _load_module(self, source: str, local: bool, masters: bool, quantized: Any) -> tuple[Any, list[str]]:
         with quiet(), explained(source, "model"), offline(local):
@@ -181,8 +177,10 @@ class ModelConfig(Component):
             config = load_config(source, local, self.trust_remote_code)
             as_stored = not masters or stored_in_bfloat16(source, local, self.trust_remote_code)
             dtype = self.torch_dtype if as_stored else torch.float32
-            options = {} if quantized is None else {"quantization_config": quantized, "device_map": {"": "cuda"}}
-            return load_module(AutoModelForCausalLM, source, config, dtype, local, self.trust_remote_code, **options)
+            options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
+            if quantized is not None:
+                options |= {"quantization_config": quantized, "device_map": {"": "cuda"}}
+            return load_module(AutoModelForCausalLM, source, config, dtype, local, **options)
 
 
 def loaded_from(module: nn.Module, tokenizer: Any = None) -> LoadedModel:

@@ -249,7 +249,9 @@ class PoolWorker:
         except ChildProcessError:  # something else in this process collects the ends of children
             self.killed_by_others = True
             return "the worker process ended, and how is not known"
-        code = self._exit_code()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0 if self._broken else _PATIENCE_SECONDS)
+        code = self.process.returncode
         if code is None:
             self.kill()
             code = self.process.poll()
@@ -257,12 +259,6 @@ class PoolWorker:
                 return "the worker process broke its channel"
         self.killed_by_others = -code in _SENT_TO_END
         return how_it_ended(code, "the worker process")
-
-    def _exit_code(self) -> int | None:
-        try:
-            return self.process.wait(0 if self._broken else _PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return None
 
     def kill(self) -> None:
         """End the worker and its processes, and wait for it. Twice is allowed."""

@@ -24,8 +24,7 @@ from oncurve.base.errors import ConfigError, RewardError
 from oncurve.processes.pool import Reply
 from oncurve.rewards.functions.callables import OFFERED, Accepts
 from oncurve.rewards.functions.verify import Pattern
-from oncurve.rewards.judge.asking import Asking, Replies, Request
-from oncurve.rewards.judge.endpoint import Endpoint, Unanswered
+from oncurve.rewards.judge.asking import Asking, Endpoint, Replies, Request, Unanswered
 from oncurve.rewards.settings import RewardSettings, Runner, Seconds
 
 CHECK_SECONDS = 5.0

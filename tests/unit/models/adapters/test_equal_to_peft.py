@@ -45,9 +45,9 @@ def test_the_decoder_has_the_adapter(name):
     plain = copy.deepcopy(module)
     model = adapted(module)
     twin = peft_twin(plain, model)
-    prompts, copies = list(UNIFORM.prompts), [2, 2, 2]
-    decoder = model.decoder(prompts, copies, 6)
-    steps = [decoder.first_hidden[decoder.groups]] + [decoder.step(UNIFORM.completion_ids[:, t]) for t in range(5)]
+    decoder = model.decoder(6, 6)
+    first = decoder.join(UNIFORM.prompts, 2).repeat_interleave(2, 0)
+    steps = [first] + [decoder.step(UNIFORM.completion_ids[:, t]) for t in range(5)]
     with torch.no_grad():
         got = torch.stack([decoder.logits(hidden) for hidden in steps], 1).flatten(0, 1)
         wanted = theirs(twin, UNIFORM)
