@@ -209,6 +209,8 @@ def test_nothing_is_overwritten_and_a_resume_goes_on(folder: str, tmp_path: Path
     with pytest.raises(ConfigError, match="exists already"):
         longer.save_model("there")
     assert (tmp_path / "there" / "config.json").read_text() == "mine"
+    for saving in (longer, trainer(folder)):  # as TRL does, and another process
+        saving.save_model("saved")
 
 
 def test_a_reward_that_raises_ends_the_run(folder: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -234,12 +235,13 @@ def test_what_an_aggregation_returns_is_checked(what: Callable[[Tensor], Any], s
             lambda x: TokenLoss(x, {"policy/ratioo": x}),
             "'policy/ratioo', which is no metric; did you mean 'policy/ratio'",
         ),
+        (lambda x: TokenLoss(x.detach()), "loss has no gradient"),
     ],
 )
 def test_what_an_objective_returns_is_checked(what: Callable[[Tensor], Any], said: str) -> None:
     batch = batch_of_three()
-    logprobs = torch.zeros(batch.loss_mask.shape)
-    with pytest.raises(ConfigError, match=rf"objective\.kind: Returned .*{said}"):
+    logprobs = torch.zeros(batch.loss_mask.shape, requires_grad=True)
+    with pytest.raises(ConfigError, match=rf"objective\.kind: Returned.*{said}"):
         objective_loss(Returned(what=what(logprobs)), TokenStats(logprobs), batch)
 
 
@@ -303,3 +305,13 @@ def test_what_an_engine_generates_is_checked() -> None:
             sample(cast("RolloutEngine", Generates(wrong)), prompts, 0, 3)
     with pytest.raises(ConfigError, match="each of 4 completions"):
         sample(cast("RolloutEngine", Generates(groups)), prompts, 0, 4)
+    first = groups[0].completions[0]
+    for wrong, says in (
+        ({"ids": (), "logprobs": ()}, "without tokens"),
+        ({"logprobs": first.logprobs[1:]}, f"of {len(first.ids)} tokens with {len(first.ids) - 1} log-probs"),
+        ({"logprobs": (math.nan, *first.logprobs[1:])}, "a log-prob that is not finite"),
+        ({"ended": "done"}, "whose `ended` is 'done'"),
+    ):
+        changed = replace(groups[0], completions=(replace(first, **wrong), *groups[0].completions[1:]))
+        with pytest.raises(ConfigError, match=says):
+            sample(cast("RolloutEngine", Generates([changed, *groups[1:]])), prompts, 0, 3)

@@ -20,7 +20,7 @@ from fakes.started import start_process
 from fakes.tables import table
 from fakes.waiting import errors_with, gone, until
 from oncurve.base.errors import ConfigError
-from oncurve.processes.pool import Reply, WorkerPool
+from oncurve.processes.pool import WorkerPool, WorkerReply
 
 MISCHIEF = """
 import contextlib, ctypes, itertools, json, os, signal, subprocess, sys, threading, time
@@ -234,7 +234,7 @@ def test_the_imports_of_a_call_have_the_time_of_a_start(tmp_path: Path) -> None:
         replies = pool.run(["slow", "slow", "missing", "endless", "json"])
     assert [reply.value for reply in replies] == ["slow", "slow", None, None, "json"]
     assert "ModuleNotFoundError" in replies[2].message
-    assert replies[3] == Reply(None, "timeout", "its imports took longer than 6 seconds (start_timeout_seconds)")
+    assert replies[3] == WorkerReply(None, "timeout", "its imports took longer than 6 seconds (start_timeout_seconds)")
 
 
 def test_printing_forking_and_nan_do_not_disturb_the_channel(capfd: pytest.CaptureFixture[str], mischief: str) -> None:
@@ -358,7 +358,7 @@ def test_the_script_of_the_user_is_not_run_again(tmp_path: Path) -> None:
         "    print(pool.run([1])[0])\n"
     )
     done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=120)
-    assert done.stdout == f"running\n{Reply(2)}\n", done.stderr
+    assert done.stdout == f"running\n{WorkerReply(2)}\n", done.stderr
 
 
 def test_the_deadline_is_for_an_item_not_for_the_run(tmp_path: Path) -> None:

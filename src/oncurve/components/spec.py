@@ -251,9 +251,10 @@ def component_class(
     if not (isinstance(found, type) and issubclass(found, Component)):
         of_functions = [name for name, cls in kinds.items() if callable(found) and "function" in cls.model_fields]
         meant = f"; write {where}.kind={of_functions[0]} {where}.path={shlex.quote(kind)}" if of_functions else ""
+        what = "a class that is not" if isinstance(found, type) else f"a {type(found).__name__}, and no class"
         raise ConfigError(
-            f"{where}.kind: {kind} is no class derived from oncurve.components.Component but a "
-            f"{type(found).__name__}{meant}"
+            f"{where}.kind: {kind} is {what} derived from oncurve.components.Component, whose fields are the settings "
+            f"of a kind (docs/extending.md){meant}"
         )
     return found
 

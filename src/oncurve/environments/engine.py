@@ -15,7 +15,7 @@ from oncurve.base.errors import ModelError
 from oncurve.environments.dialogue import kept
 from oncurve.environments.host import asked
 from oncurve.environments.turns import Row, TurnsEngine, unwritten
-from oncurve.processes.pool import Reply
+from oncurve.processes.pool import WorkerReply
 from oncurve.randomness import episode_seed
 from oncurve.types import Completion, Ending
 
@@ -103,19 +103,21 @@ class EpisodeEngine(TurnsEngine):
         except ModelError as error:
             row.fail(str(error))
 
-    def _again(self, row: Row) -> Reply:
+    def _again(self, row: Row) -> WorkerReply:
         """Play an episode again whose worker has ended since, up to the item that is asked now.
 
         Returns the last reply, or a fault: the environment is not exact, or says something else this time.
         """
         if not self.settings.exact:
-            return Reply(None, "died", "its worker has ended, and environment.exact = false: it is not played again")
+            return WorkerReply(
+                None, "died", "its worker has ended, and environment.exact = false: it is not played again"
+            )
         for item, before in row.log[:-1]:
             reply = self.host.begin(row.number, item).replies()[0]
             if reply.fault is not None or reply.value == {"lost": True}:
                 return reply
             if reply.value != before:
-                return Reply(None, "died", "its worker has ended, and the episode does not go the same way again")
+                return WorkerReply(None, "died", "its worker has ended, and the episode does not go the same way again")
         return self.host.begin(row.number, row.log[-1][0]).replies()[0]
 
     def _act(self, row: Row, value: Mapping[str, Any], ended: Ending) -> None:

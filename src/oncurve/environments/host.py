@@ -12,7 +12,7 @@ from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, DataError, refuse
 from oncurve.environments.settings import EnvironmentSettings
 from oncurve.environments.tools import BY_COLUMN
-from oncurve.processes.pool import Job, Reply, WorkerPool
+from oncurve.processes.pool import Job, WorkerPool, WorkerReply
 from oncurve.rewards import Accepts, InProcess
 from oncurve.types import Prompt
 
@@ -20,7 +20,7 @@ from oncurve.types import Prompt
 class _Here:
     """A job of one item in this process."""
 
-    def __init__(self, future: Future[list[Reply]], done: SimpleQueue[Any]) -> None:
+    def __init__(self, future: Future[list[WorkerReply]], done: SimpleQueue[Any]) -> None:
         self.replies, self.close, self._done = future.result, future.cancel, future.done
         future.add_done_callback(lambda _: done.put(None))
 

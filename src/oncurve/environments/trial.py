@@ -9,7 +9,7 @@ from typing import Any
 
 from oncurve.base.errors import ConfigError
 from oncurve.environments.host import Host
-from oncurve.processes.pool import Reply
+from oncurve.processes.pool import WorkerReply
 
 MADE_UP = "a made-up turn"
 
@@ -38,7 +38,7 @@ def _called(host: Host, row: Mapping[str, Any], prompt: Any) -> list[tuple[str, 
     from oncurve.environments.endpoint import ChatCall, EndpointServer, answered  # here: its packages are an extra
 
     host.ready()
-    said, reply = list[tuple[str, str]](), Reply(None, "timeout", "it made no call")
+    said, reply = list[tuple[str, str]](), WorkerReply(None, "timeout", "it made no call")
     with suppress(Empty), EndpointServer() as server:
         line = server.open()
         item = {"address": server.address, "key": line.key, "row": dict(row), "prompt": prompt, "seed": 0}

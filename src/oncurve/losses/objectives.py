@@ -98,6 +98,8 @@ def objective_loss(objective: Objective, stats: TokenStats, batch: TrainBatch) -
     if not isinstance(found, TokenLoss):
         raise ConfigError(f"objective.kind: {name} must return an oncurve.types.TokenLoss; it returned {found!r:.80}")
     check_per_token(found.loss, shape, "objective.kind", f"{name} must return one loss per token")
+    if stats.logprobs.requires_grad and not found.loss.requires_grad:
+        raise ConfigError(f"objective.kind: {name}'s loss has no gradient; compute it from stats.logprobs")
     for key, values in found.stats.items():
         if key not in METRICS:
             raise ConfigError(f"objective.kind: {name} logs {key!r}, which is no metric{suggest(key, METRICS)}")

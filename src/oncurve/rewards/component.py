@@ -11,7 +11,7 @@ from typing import Any
 
 from oncurve.base.errors import DataError, RewardError, suggest
 from oncurve.base.output import make_visible
-from oncurve.processes.pool import Reply
+from oncurve.processes.pool import WorkerReply
 from oncurve.rewards.functions.callables import OFFERED, TRL_NAMES, VERL_TRUTH, Accepts
 from oncurve.rewards.settings import RewardSettings, Runner
 from oncurve.types import Completion, Group, Prompt
@@ -111,7 +111,7 @@ class RewardComponent:
             "step": step,
         }
 
-    def values(self, rewards: Any, expected: int) -> list[Reply]:
+    def values(self, rewards: Any, expected: int) -> list[WorkerReply]:
         """Return the replies in the `rewards` that a batch function returned for `expected` completions.
 
         Raises RewardError for a list of the wrong length.
@@ -120,13 +120,13 @@ class RewardComponent:
             rewards = rewards.tolist()
         if not isinstance(rewards, (list, tuple)):
             message = f"it returned {_described(rewards)} instead of a list of {expected} rewards"
-            return [Reply(None, "type", message)] * expected
+            return [WorkerReply(None, "type", message)] * expected
         if len(rewards) != expected:
             raise RewardError(
                 f"reward {self.name} returned {len(rewards)} values for {expected} completions; a list must have "
                 "one value per completion, in order (None where the reward does not apply)"
             )
-        return [checked(Reply(value)) for value in rewards]
+        return [checked(WorkerReply(value)) for value in rewards]
 
 
 @dataclass(frozen=True)
@@ -184,25 +184,25 @@ def as_value(value: Any) -> float | None:
     return number
 
 
-def checked(reply: Reply) -> Reply:
+def checked(reply: WorkerReply) -> WorkerReply:
     """Return the reply with its value as a float, None or `Stepwise`; a fault where the value is none of these."""
     if reply.fault is not None:
         return reply
     try:
         stepwise = isinstance(reply.value, Mapping) and "step_ends" in reply.value
-        return Reply(as_stepwise(reply.value) if stepwise else as_value(reply.value))
+        return WorkerReply(as_stepwise(reply.value) if stepwise else as_value(reply.value))
     except TypeError as error:
-        return Reply(None, "type", str(error))
+        return WorkerReply(None, "type", str(error))
     except ValueError as error:
-        return Reply(None, "not_finite", str(error))
+        return WorkerReply(None, "not_finite", str(error))
 
 
-def within(reply: Reply, length: int) -> Reply:
+def within(reply: WorkerReply, length: int) -> WorkerReply:
     """Return the reply; a fault where its steps end outside a text of `length` characters, or not in order."""
     ends = reply.value.ends if isinstance(reply.value, Stepwise) else ()
     if all(0 < end <= length for end in ends) and list(ends) == sorted(set(ends)):
         return reply
-    return Reply(None, "type", f"its steps end at {list(ends)!r:.60} in a completion of {length} characters")
+    return WorkerReply(None, "type", f"its steps end at {list(ends)!r:.60} in a completion of {length} characters")
 
 
 def _has(row: Mapping[str, Any], needed: Sequence[str]) -> bool:

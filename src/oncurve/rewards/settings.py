@@ -19,7 +19,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.base.paths import path_component
 from oncurve.components import Component, Impossible, unflagged
 from oncurve.processes import kind_of_fault, last_words
-from oncurve.processes.pool import Reply, WorkerPool
+from oncurve.processes.pool import WorkerPool, WorkerReply
 from oncurve.rewards.functions.callables import Accepts
 from oncurve.steps import splitter_of
 
@@ -47,7 +47,7 @@ class Runner(Protocol):
     def about(self) -> Any:
         """The arguments of the function: `Accepts` as a mapping."""
 
-    def run(self, items: Sequence[Any]) -> list[Reply]:
+    def run(self, items: Sequence[Any]) -> list[WorkerReply]:
         """Return one reply per item, in order; a fault is a reply."""
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class RunnerJob(AbstractContextManager["RunnerJob"], Protocol):
     def add(self, items: Sequence[Any]) -> None:
         """Begin with these items. Raises TypeError for one that cannot be sent."""
 
-    def replies(self) -> list[Reply]:
+    def replies(self) -> list[WorkerReply]:
         """Return one reply per item, in the order in which they were added."""
 
 
@@ -230,17 +230,17 @@ class InProcess:
         self.reason = reason
         self.about: Any = about.as_json()
 
-    def run(self, items: Sequence[Any]) -> list[Reply]:
+    def run(self, items: Sequence[Any]) -> list[WorkerReply]:
         """Return one reply per item, in order."""
         return [self._reply(item) for item in items]
 
-    def _reply(self, item: Any) -> Reply:
+    def _reply(self, item: Any) -> WorkerReply:
         try:
-            return Reply(self._function(item))
+            return WorkerReply(self._function(item))
         except BaseException as error:  # user code may raise anything; the run goes on
             if isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith("oncurve."):
                 raise
-            return Reply(None, kind_of_fault(error), last_words(error))
+            return WorkerReply(None, kind_of_fault(error), last_words(error))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -9,9 +9,11 @@ Sampler and learner share the module, so `follow` copies nothing, and a recorded
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from itertools import chain
+from typing import Protocol, get_args
 
 import torch
 
@@ -22,7 +24,7 @@ from oncurve.randomness import row_keys
 from oncurve.rollout.sampler import sampler_of
 from oncurve.rollout.sampling import Sampling
 from oncurve.rollout.stopping import Detokenizer, StopSearch, StopTable, Tokenizer
-from oncurve.types import Completion, Group, Prompt
+from oncurve.types import Completion, Ending, Group, Prompt
 
 OnGroup = Callable[[int, Group], None]
 """`(index of the prompt, its finished group)`, called in this process while other groups still grow."""
@@ -124,7 +126,23 @@ def sample(
             f"engine.kind: {type(engine).__name__}.generate must return a list of one Group per prompt, in the "
             f"prompts' order, here {len(prompts)}, each of {group_size} completions"
         )
+    for completion in chain.from_iterable(group.completions for group in groups):
+        if wrong := _wrong_with(completion):
+            raise ConfigError(f"engine.kind: {type(engine).__name__}.generate returned a completion {wrong}")
     return groups
+
+
+def _wrong_with(completion: Completion) -> str | None:
+    """Return what is wrong with a completion that was sampled, or None."""
+    if not completion.ids and completion.fault is None:
+        return "without tokens"
+    if len(completion.logprobs) != len(completion.ids):
+        return f"of {len(completion.ids)} tokens with {len(completion.logprobs)} log-probs"
+    if not math.isfinite(math.fsum(completion.logprobs)):
+        return "with a log-prob that is not finite"
+    if completion.ended not in get_args(Ending):
+        return f"whose `ended` is {completion.ended!r}; it is one of {', '.join(get_args(Ending))}"
+    return None
 
 
 def _outline(group: object) -> tuple[int, int] | None:

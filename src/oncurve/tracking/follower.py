@@ -94,7 +94,10 @@ class Follower:
     def _show(self) -> None:
         """Show steps until the end of the run. Raises whatever the tracker raises."""
         with closing(self._make()) as tracker:
-            self.shown = tracker.begin(self._run)
+            shown: object = tracker.begin(self._run)
+            if not isinstance(shown, int):
+                raise TypeError(f"begin must return the last step shown, -1 for none; it returned {shown!r:.80}")
+            self.shown = shown
             place = getattr(tracker, "place", "")
             if place and place != self._place:
                 self._tell(place)

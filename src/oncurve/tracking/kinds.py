@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from inspect import signature
 
 from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.base.imports import locate
@@ -36,6 +37,10 @@ def tracker_class(kind: str) -> type[Tracker]:
     lacks = [name for name in ("begin", "groups", "metrics", "close") if not callable(getattr(found, name, None))]
     if lacks:
         raise ConfigError(f"{kind} lacks {' and '.join(lacks)}, so it is no tracker")
+    try:
+        signature(found).bind()
+    except TypeError as error:
+        raise ConfigError(f"{kind}: {error}; a tracker is made without arguments") from None
     return found
 
 

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -74,13 +75,16 @@ def following(service: Service, folder: Path, steps: int, step: int = 0) -> Foll
 
 
 def test_steps_are_shown_as_they_come(tmp_path: Path) -> None:
-    service, log = Service(), log_of(tmp_path, 0)
+    service, lines = Service(), log_of(tmp_path, 5).read_text()
+    log = log_of(tmp_path, 0)
     follower = Follower("service", lambda: Client(service), run_in(tmp_path), log)
+    written = 0
     for step in range(1, 6):
-        with log.open("a") as lines:
-            lines.write(json.dumps({"step": step, "reward/mean": step / 2}) + '\n{"step": 9')  # and a line in writing
+        end = lines.index("\n", written + 1) + 9  # and the beginning of the next line, which is in writing
+        with log.open("a") as growing:
+            growing.write(lines[written:end])
+        written = end
         follower.recorded(step, (ROW,) if step == 3 else ())
-        log.write_text(log.read_text().removesuffix('{"step": 9'))
     follower.end()
     assert follower.wait(30) is None
     assert service.steps == [1, 2, 3, 4, 5]
@@ -131,6 +135,18 @@ def test_a_run_that_ends_while_a_tracker_fails_does_not_wait_for_it(
     follower.end()  # ends the pause, and the second attempt succeeds
     assert follower.wait(30) is None
     assert service.steps == [1, 2, 3]
+
+
+def test_a_tracker_whose_begin_returns_nothing_is_told_so_and_the_run_ends(tmp_path: Path) -> None:
+    class Silent(Client):
+        def begin(self, run: TrackedRun) -> int:
+            return cast(int, None)
+
+    follower = Follower("silent", lambda: Silent(Service()), run_in(tmp_path), log_of(tmp_path, 2))
+    follower.recorded(2)
+    follower.end()
+    assert (follower.wait(30) or "").startswith("silent lacks 2 of 2 steps: it failed")
+    assert "begin must return the last step shown, -1 for none; it returned None" in follower.news[0]
 
 
 def test_a_tracker_that_hangs_holds_neither_a_step_nor_the_end_up(tmp_path: Path) -> None:

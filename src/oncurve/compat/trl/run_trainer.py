@@ -228,8 +228,8 @@ class RunTrainer(Closing):
     def save_model(self, output_dir: str | Path | None = None) -> None:
         """Write the policy and its tokenizer in Hugging Face form; None: into the run directory itself.
 
-        A folder may exist: its other files stay. Raises ConfigError: one of the model's files is there already, and
-        not of this trainer.
+        A folder may exist: its other files stay, and a model that was saved there is replaced. Raises ConfigError: one
+        of the model's files is there already, and was not saved so.
         """
         wanted = Path(output_dir) if output_dir is not None else Path(self.args.output_dir)
         folder = self.directory or wanted if wanted == Path(self.args.output_dir) else wanted
@@ -239,7 +239,7 @@ class RunTrainer(Closing):
             self.run.save_model(made)
             files = [file.relative_to(made) for file in sorted(made.rglob("*")) if file.is_file()]
             foreign = [file for file in files if (folder / file).exists() and folder / file not in self._written]
-            if foreign:
+            if foreign and durable.verify(folder):
                 raise ConfigError(f"save_model: {folder / foreign[0]} exists already; name another folder")
             for file in files:
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)

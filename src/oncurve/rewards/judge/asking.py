@@ -22,7 +22,7 @@ from oncurve.base.errors import RewardError
 from oncurve.base.web import WebAnswer, ask
 from oncurve.durable import AppendLog, read_log
 from oncurve.processes import kind_of_fault, last_words
-from oncurve.processes.pool import Reply
+from oncurve.processes.pool import WorkerReply
 
 FIRST_WAIT_SECONDS = 0.5
 HOPELESS = {401: "the key is missing or wrong", 403: "the key may not use it", 404: "the path or the model is unknown"}
@@ -54,7 +54,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class JudgeEndpoint:
+class EndpointAsked:
     """An endpoint: the `url` that ends before `/chat/completions`, a `key` or None, tries in addition to the first."""
 
     url: str
@@ -156,15 +156,15 @@ class Asking(Closing):
     def __init__(
         self,
         request: Callable[[Any], Request],
-        known: Callable[[str], Reply | None],
-        answer: Callable[[Request, Event], Reply],
+        known: Callable[[str], WorkerReply | None],
+        answer: Callable[[Request, Event], WorkerReply],
         concurrency: int,
     ) -> None:
         self._request, self._known, self._answer, self._concurrency = request, known, answer, concurrency
         self._changed = Condition()
-        self._order: list[str | Reply] = []
+        self._order: list[str | WorkerReply] = []
         self._waiting: deque[Request] = deque()
-        self._replies: dict[str, Reply | None] = {}
+        self._replies: dict[str, WorkerReply | None] = {}
         self._begun: dict[str, float] = {}
         self._threads = 0
         self._stopped = Event()
@@ -178,7 +178,7 @@ class Asking(Closing):
             try:
                 key, body = self._request(item)
             except Exception as error:  # a template of the user's may raise anything
-                self._order.append(Reply(None, kind_of_fault(error), last_words(error)))
+                self._order.append(WorkerReply(None, kind_of_fault(error), last_words(error)))
                 continue
             self._order.append(key)
             with self._changed:
@@ -192,7 +192,7 @@ class Asking(Closing):
                     self._threads += 1
                     Thread(target=self._work, daemon=True).start()
 
-    def replies(self) -> list[Reply]:
+    def replies(self) -> list[WorkerReply]:
         """Return one reply per item, in order. Raises the error that ended the asking, after the requests on their
         way.
         """
@@ -241,9 +241,9 @@ class Replies(Closing):
     max_tokens     the same for the tokens of requests and answers; those on their way may exceed it
     """
 
-    def __init__(self, parse: Callable[[str], Reply], max_requests: int | None, max_tokens: int | None) -> None:
+    def __init__(self, parse: Callable[[str], WorkerReply], max_requests: int | None, max_tokens: int | None) -> None:
         self._parse, self._max_requests, self._max_tokens = parse, max_requests, max_tokens
-        self._known: dict[str, Reply] = {}
+        self._known: dict[str, WorkerReply] = {}
         self._lock = Lock()
         self._open = ExitStack()
         self._log: Any = None
@@ -257,7 +257,7 @@ class Replies(Closing):
                 self._take(record["key"], record["text"], record.get("tokens"))
         self._log = self._open.enter_context(AppendLog(file))
 
-    def get(self, key: str) -> Reply | None:
+    def get(self, key: str) -> WorkerReply | None:
         """Return the reply to a request, if it has been answered."""
         return self._known.get(key)
 
@@ -283,7 +283,7 @@ class Replies(Closing):
             with self._lock:
                 self._sent -= 1
 
-    def add(self, key: str, text: str, tokens: int | None) -> Reply:
+    def add(self, key: str, text: str, tokens: int | None) -> WorkerReply:
         """Keep an answer, and its reply. Raises StorageError, RewardError: nothing says what it cost."""
         if tokens is None and self._max_tokens is not None:
             raise RewardError(
@@ -295,7 +295,7 @@ class Replies(Closing):
                 self._log.append({"key": key, "text": text, "tokens": tokens})
             return self._take(key, text, tokens)
 
-    def _take(self, key: str, text: str, tokens: Any) -> Reply:
+    def _take(self, key: str, text: str, tokens: Any) -> WorkerReply:
         self._known[key] = self._parse(text)
         self.requests += 1
         self.tokens += tokens if isinstance(tokens, int) else 0

@@ -21,10 +21,10 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from oncurve.base.errors import ConfigError, RewardError
-from oncurve.processes.pool import Reply
+from oncurve.processes.pool import WorkerReply
 from oncurve.rewards.functions.callables import OFFERED, Accepts
 from oncurve.rewards.functions.verify import Pattern
-from oncurve.rewards.judge.asking import Asking, JudgeEndpoint, Replies, Request, Unanswered
+from oncurve.rewards.judge.asking import Asking, EndpointAsked, Replies, Request, Unanswered
 from oncurve.rewards.settings import RewardSettings, Runner, Seconds
 
 CHECK_SECONDS = 5.0
@@ -166,18 +166,18 @@ class ModelJudge(RewardSettings):
         body |= {name: value for name, value in sent.items() if value is not None}
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest(), body
 
-    def read(self, text: str) -> Reply:
+    def read(self, text: str) -> WorkerReply:
         """Return the score in an answer; a fault of kind "type" where it holds none, several, or one outside the
         bounds.
         """
         try:
             score = self._score(text)
         except ValueError as error:
-            return Reply(None, "type", f"{error}: {text.strip()!r:.300}")
+            return WorkerReply(None, "type", f"{error}: {text.strip()!r:.300}")
         if not self.low <= score <= self.high:  # not so for NaN
             bounds = f"{self.low:g} and {self.high:g}"
-            return Reply(None, "type", f"the score {score:g} is not between {bounds}: {text.strip()!r:.300}")
-        return Reply(score)
+            return WorkerReply(None, "type", f"the score {score:g} is not between {bounds}: {text.strip()!r:.300}")
+        return WorkerReply(score)
 
     def _score(self, text: str) -> float:
         if self.pattern is not None:
@@ -202,7 +202,7 @@ class ModelJudge(RewardSettings):
 
     def start(self, base: Path | None) -> Runner:
         """Ask from threads of this process. Raises ConfigError: no key, or nothing answers at the address."""
-        runner = EndpointRunner(self, JudgeEndpoint(self.url, self._key(), self.retries))
+        runner = EndpointRunner(self, EndpointAsked(self.url, self._key(), self.retries))
         problem = runner.endpoint.check(min(CHECK_SECONDS, self.timeout_seconds))
         if problem is not None:
             raise ConfigError(f"url: {problem}; start the server, or correct url or api_key_env")
@@ -222,7 +222,7 @@ class ModelJudge(RewardSettings):
 class EndpointRunner:
     """Asks the model about items, several at once; `begin` while other groups are still being sampled."""
 
-    def __init__(self, settings: ModelJudge, endpoint: JudgeEndpoint) -> None:
+    def __init__(self, settings: ModelJudge, endpoint: EndpointAsked) -> None:
         self.settings, self.endpoint = settings, endpoint
         self.replies = Replies(settings.read, settings.max_requests, settings.max_total_tokens)
         self.about: Any = Accepts(needs=tuple((name,) for name in settings.filled.columns)).as_json()
@@ -246,13 +246,13 @@ class EndpointRunner:
         """Return the requests of one scoring."""
         return Asking(self.settings.request, self.replies.get, self._answer, self.settings.concurrency)
 
-    def run(self, items: Sequence[Any]) -> list[Reply]:
+    def run(self, items: Sequence[Any]) -> list[WorkerReply]:
         """Return one reply per item, in order."""
         with self.begin() as asking:
             asking.add(items)
             return asking.replies()
 
-    def _answer(self, request: Request, stopped: Event) -> Reply:
+    def _answer(self, request: Request, stopped: Event) -> WorkerReply:
         key, body = request
         try:
             with self.replies.request():
@@ -260,7 +260,7 @@ class EndpointRunner:
             text = answer.text.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be stored
             return self.replies.add(key, text, answer.tokens)
         except Unanswered as error:
-            return Reply(None, error.kind, f"{error}{' (timeout_seconds)' * (error.kind == 'timeout')}")
+            return WorkerReply(None, error.kind, f"{error}{' (timeout_seconds)' * (error.kind == 'timeout')}")
         except RewardError as error:
             raise RewardError(f"reward {self.settings.name or self.settings.default_name}: {error}") from error
 

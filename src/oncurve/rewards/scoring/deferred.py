@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import DataError, OncurveError, RewardError, TrainingError
-from oncurve.processes.pool import Reply
+from oncurve.processes.pool import WorkerReply
 from oncurve.rewards.component import LARGEST_REWARD, RewardComponent, Stepwise, checked, within
 from oncurve.rewards.settings import RunnerJob
 from oncurve.types import Completion, Group, Prompt, Score
@@ -138,7 +138,7 @@ class RewardScoring(Scoring):
         remaining = iter(scores)
         return [replace(group, scores=tuple(next(remaining) for _ in group.completions)) for group in groups]
 
-    def _score(self, index: int, replies: Sequence[Reply], prompt: Prompt, completion: Completion) -> Score:
+    def _score(self, index: int, replies: Sequence[WorkerReply], prompt: Prompt, completion: Completion) -> Score:
         """Return the score of completion number `index`, from one reply per component."""
         values: dict[str, float | None] = {}
         terms = []
@@ -198,7 +198,7 @@ class RewardScoring(Scoring):
         tokens = self._locate(prompt, completion, ends)
         return replace(score, step_ends=tokens, step_rewards=rewards, step_offsets=ends)
 
-    def _all_faulted(self, scores: Sequence[Score], replies: Sequence[Sequence[Reply]]) -> str:
+    def _all_faulted(self, scores: Sequence[Score], replies: Sequence[Sequence[WorkerReply]]) -> str:
         count, kinds = len(scores), Counter(str(score.fault).partition(":")[0] for score in scores)
         counted = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
         named = zip(self._components, replies, strict=True)
@@ -231,7 +231,7 @@ class ComponentScoring:
         self._job = None if begin is None else undo.enter_context(begin())
         self.runs_here = self._job is None
         self._order: list[int] = []
-        self._here: list[Reply] = []
+        self._here: list[WorkerReply] = []
         self._error: OncurveError | None = None
 
     @property
@@ -261,7 +261,7 @@ class ComponentScoring:
         except OncurveError as error:
             self._error = error
 
-    def replies(self, groups: Sequence[Group]) -> list[Reply]:
+    def replies(self, groups: Sequence[Group]) -> list[WorkerReply]:
         """Return one reply per completion, group by group: `value` is a finite float or None, or there is a `fault`.
 
         Raises DataError: a column is missing in a row, or cannot be sent to a worker. RewardError: a list of the
@@ -289,7 +289,7 @@ class ComponentScoring:
         except TypeError as error:
             raise DataError(f"reward {self.component.name}: a column cannot be sent to its worker: {error}") from error
 
-    def _batch(self, groups: Sequence[Group], reply: Reply) -> list[Reply]:
+    def _batch(self, groups: Sequence[Group], reply: WorkerReply) -> list[WorkerReply]:
         """Return the replies of one call for all; after a fault of one call per group, so that a bad item spoils one
         group.
         """
@@ -302,12 +302,12 @@ class ComponentScoring:
         self.component.warn_once("reward %s failed on a whole batch (%s); it is called once per group now", last)
         items = [self.component.batch_item([group], self._step) for group in groups]
         replies = self._sent(self.component.runner.run, items)
-        found: list[Reply] = []
+        found: list[WorkerReply] = []
         for one, group in zip(replies, groups, strict=True):
             found += self._unpacked(one, len(found), len(group.completions), count)
         return found
 
-    def _unpacked(self, reply: Reply, start: int, expected: int, total: int) -> list[Reply]:
+    def _unpacked(self, reply: WorkerReply, start: int, expected: int, total: int) -> list[WorkerReply]:
         """Return the replies of `expected` completions, from number `start` of `total`; keeps what the function
         logged.
         """
@@ -332,11 +332,11 @@ class ComponentScoring:
         return rewards
 
 
-def _told(name: str, reply: Reply) -> str:
+def _told(name: str, reply: WorkerReply) -> str:
     return f"{reply.fault}: {name}: {reply.message.strip().rpartition(chr(10))[2][:300]}"
 
 
-def _value_of_fault(component: RewardComponent, reply: Reply) -> float | None:
+def _value_of_fault(component: RewardComponent, reply: WorkerReply) -> float | None:
     """Return the value in place of a faulty one; None masks the completion. Raises RewardError where it is to stop."""
     on_error = component.settings.on_error
     if on_error == "raise":

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from oncurve.base.errors import RewardError
-from oncurve.processes.pool import Reply
+from oncurve.processes.pool import WorkerReply
 from oncurve.rewards.component import RewardComponent, Stepwise, within
 from oncurve.rewards.functions.answers import final_answer
 from oncurve.rewards.functions.choice import Choice
@@ -92,7 +92,7 @@ def _with_reference(component: RewardComponent, prompt: Prompt) -> list[str]:
     return list(dict.fromkeys([f"{after}{whole}", f"{forms}\n#### {answer}", f"{after}{answer}"]))
 
 
-def _replies(component: RewardComponent, prompt: Prompt, texts: Sequence[str]) -> list[Reply]:
+def _replies(component: RewardComponent, prompt: Prompt, texts: Sequence[str]) -> list[WorkerReply]:
     ids = [tuple(text.encode()) for text in texts]
     completions = [
         Completion(tokens, text, (0.0,) * len(tokens), "eos", number, 0)
@@ -105,15 +105,15 @@ def _replies(component: RewardComponent, prompt: Prompt, texts: Sequence[str]) -
         try:
             found = scoring.replies(groups)
         except (KeyError, TypeError, AttributeError) as error:
-            return [Reply(None, "type", f"it returned something else than rewards ({error!r})")] * len(texts)
+            return [WorkerReply(None, "type", f"it returned something else than rewards ({error!r})")] * len(texts)
     return [within(reply, len(text)) for reply, text in zip(found, texts, strict=True)]
 
 
-def _value(reply: Reply) -> float | None:
+def _value(reply: WorkerReply) -> float | None:
     return reply.value.value if isinstance(reply.value, Stepwise) else reply.value
 
 
-def _described(reply: Reply) -> str:
+def _described(reply: WorkerReply) -> str:
     """Return a fault in a sentence: its last words, and the line of the user's code."""
     *_, last = reply.message.strip().splitlines() or [str(reply.fault)]
     places = _AT.findall(reply.message)
