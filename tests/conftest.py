@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,10 @@ from fakes import shapes, started
 
 # The shapes in the signatures of the pure rooms are checked at every call that a test makes, also from other rooms.
 shapes.install()
+
+# pytest keeps the modules of tests that it has rewritten, also where the environment has processes write no bytecode:
+# rewriting is a quarter of the time of collecting them.
+sys.dont_write_bytecode = False
 
 # The same examples in every run: a failure that only some runs show is hard to trace. No deadline: machines are shared.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)

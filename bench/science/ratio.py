@@ -33,13 +33,13 @@ def _one(job: dict[str, Any]) -> dict[str, Any]:
     from oncurve.batching import collate
     from oncurve.models import LocalWeights, token_stats, wrap
     from oncurve.rollout import InProcessEngine, Sampling
-    from oncurve.tasks import ArithmeticTask
+    from oncurve.tasks import KINDS
     from oncurve.types import Group, Prompt, Score
 
     torch.set_num_threads(1)
     model = wrap(AutoModelForCausalLM.from_pretrained(TINY).double())
     tokenizer = AutoTokenizer.from_pretrained(TINY)
-    rows = ArithmeticTask().rows("test", PROMPTS)
+    rows = [KINDS["arithmetic"]("test", number) for number in range(PROMPTS)]
     prompts = [Prompt(n, "", tuple(tokenizer(row["prompt"]).input_ids)) for n, row in enumerate(rows)]
     sampling = Sampling(group_size=GROUP, max_new_tokens=40, temperature=TEMPERATURE, **CUTS[job["cut"]])
     engine = InProcessEngine(sampling, None, (tokenizer.eos_token_id,), seed=0)

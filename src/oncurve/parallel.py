@@ -16,6 +16,7 @@ has ended, and at the limit where it does not answer.
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-_ADDRESS_SECONDS = 10.0
+_ADDRESS_SECONDS, _POLL_SECONDS = 10.0, 0.01
 _CPU = torch.device("cpu")
 
 BUCKET_BYTES = 64 * 2**20
@@ -54,16 +55,40 @@ class Meeting(Protocol):
 
 @dataclass(frozen=True)
 class FileMeeting:
-    """A meeting of processes of one machine, by a file at `path`, which must not exist before."""
+    """A meeting of processes of one machine, by the files of a folder at `path`, which must not exist before.
+
+    A file is there whole or not at all. torch's own store is one file, and a rank that reads it cannot be stopped: it
+    waits for ever for the rest of what a killed rank has begun to write, and after garbage.
+    """
 
     path: Path
 
     def store(self, size: int, seconds: float) -> Any:
-        """Return a store in the file."""
+        """Return a store in the folder."""
         from torch import distributed  # here: a process that is alone does without it
 
         library: Any = distributed
-        return _limited(library.FileStore(str(self.path), size), seconds)
+        folder = self.path
+
+        class Store(library.Store):  # type: ignore[misc]
+            def set(self, key: str, value: Any) -> None:
+                new = folder / f"new-{secrets.token_hex(8)}"
+                new.write_bytes(value)
+                new.rename(folder / key.encode().hex())
+
+            def get(self, key: str) -> bytes:
+                self.wait([key])
+                return (folder / key.encode().hex()).read_bytes()
+
+            def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+                until = time.monotonic() + seconds
+                while not all((folder / key.encode().hex()).exists() for key in keys):
+                    if time.monotonic() > until:
+                        raise TimeoutError(f"nothing came within {seconds:g} seconds")
+                    time.sleep(_POLL_SECONDS)
+
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return Store()
 
     def address(self) -> str:
         """Return the loopback device's: no other machine can connect."""
@@ -112,11 +137,6 @@ def serve_meetings(host: str) -> Any:
     return library.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=end.detach())
 
 
-def _limited(store: Any, seconds: float) -> Any:
-    store.set_timeout(timedelta(seconds=seconds))
-    return store
-
-
 class World:
     """The ranks that share an update. Rank 0 has the result of a sum, and what the others copy.
 
@@ -124,11 +144,12 @@ class World:
     waited       seconds for which this process has waited for others
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, group: Any = None, seconds: float = 0.0) -> None:
-        """`group`: the processes as torch.distributed has them; `seconds`: the limit of a wait. `join` makes them."""
+    def __init__(self, rank: int = 0, size: int = 1, seconds: float = 0.0) -> None:
+        """`seconds`: the limit of a wait. `join` connects the ranks."""
         self.rank, self.size = rank, size
         self.waited = 0.0
-        self._group, self._limit = group, timedelta(seconds=seconds)
+        self._group: Any = None  # the processes as torch.distributed has them
+        self._limit = timedelta(seconds=seconds)
 
     @classmethod
     def join(cls, rank: int, size: int, meeting: Meeting | None, seconds: float, start_seconds: float = 30.0) -> World:
@@ -142,8 +163,9 @@ class World:
         """
         if size == 1 or meeting is None:
             return cls()
-        with _lost(f"rank {rank} of {size} could not join the others"):
-            world = cls(rank, size, _gloo(rank, size, meeting, start_seconds), seconds)
+        world = cls(rank, size, seconds)
+        with world._lost(f"rank {rank} of {size} could not join the others"):
+            world._group = _gloo(rank, size, meeting, start_seconds)
             world._wait(world._here().allreduce([torch.zeros(1)]))  # a connection to each, before there is work to lose
         return world
 
@@ -186,7 +208,7 @@ class World:
     def send(self, tensors: Sequence[Tensor], to: int) -> None:
         """Send `tensors` to a rank that receives as many of the same shapes. Raises LostRankError."""
         for bucket in _buckets(tensors):
-            with _lost(f"rank {to} did not take what was sent"):
+            with self._lost(f"rank {to} did not take what was sent"):
                 self._wait(self._here().send([_as_bytes(self._message(torch.cat(bucket)))], to, 0))
 
     def receive(self, tensors: Sequence[Tensor], source: int) -> None:
@@ -196,7 +218,7 @@ class World:
     def _receive(self, tensors: Sequence[Tensor], source: int, put: Callable[[Tensor, Tensor], Tensor]) -> None:
         for bucket in _buckets(tensors):
             arrived = self._room(bucket)
-            with _lost(f"rank {source} sent nothing"):
+            with self._lost(f"rank {source} sent nothing"):
                 self._wait(self._here().recv([_as_bytes(arrived)], source, 0))
             _spread(arrived, bucket, put)
 
@@ -209,7 +231,7 @@ class World:
         options = BroadcastOptions()
         for bucket in _buckets(tensors):
             joined = self._message(torch.cat(bucket)) if self.rank == 0 else self._room(bucket)
-            with _lost("not all ranks have rank 0's tensors"):
+            with self._lost("not all ranks have rank 0's tensors"):
                 self._wait(self._here().broadcast([_as_bytes(joined)], options))
             if self.rank:
                 _spread(joined, bucket, Tensor.copy_)
@@ -231,6 +253,20 @@ class World:
             work.wait(self._limit)
         finally:
             self.waited += time.perf_counter() - began
+
+    @contextmanager
+    def _lost(self, what: str) -> Iterator[None]:
+        """Within: an error of the connections becomes a LostRankError that begins with `what`.
+
+        The others see it at once, because this rank leaves: one that waits for it need not wait for the rank that it
+        has lost.
+        """
+        try:
+            yield
+        except (RuntimeError, OSError, MemoryError) as error:  # torch's DistError; gloo, for an address that is none
+            self.leave()
+            reason = str(error).rpartition("] ")[2].partition(". ")[0] if "Connection" in str(error) else str(error)
+            raise LostRankError(f"{what}: {reason.partition(chr(10))[0]}") from None
 
     def _here(self) -> Any:
         if self._group is None:
@@ -312,13 +348,3 @@ def _spread(joined: Tensor, bucket: Sequence[Tensor], put: Callable[[Tensor, Ten
     joined = joined.to(bucket[0].device)
     for piece, part in zip(bucket, torch.split(joined, [piece.numel() for piece in bucket]), strict=True):
         put(piece, part)
-
-
-@contextmanager
-def _lost(what: str) -> Iterator[None]:
-    """Within: an error of the connections becomes a LostRankError that begins with `what`."""
-    try:
-        yield
-    except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError, too
-        reason = str(error).rpartition("] ")[2].partition(". ")[0] if "Connection" in str(error) else str(error)
-        raise LostRankError(f"{what}: {reason.partition(chr(10))[0]}") from None

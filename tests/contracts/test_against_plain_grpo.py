@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
+from fakes.learning import PAIRS
 from fakes.tolerance import assert_close
 from oncurve import ops
 from oncurve.advantages import (
@@ -78,9 +79,10 @@ def logprobs_of(weights: Tensor, batch: TrainBatch) -> Tensor:
     return ops.token_logprobs(logits_of(weights, batch), batch.completion_ids, TEMPERATURE)
 
 
-@pytest.mark.parametrize("off_policy", [True, False])
-@pytest.mark.parametrize("objective", OBJECTIVE_KINDS)
-@pytest.mark.parametrize("estimator", KL_KINDS)
+@pytest.mark.parametrize(
+    ("objective", "estimator", "off_policy"),
+    [*product(OBJECTIVE_KINDS, KL_KINDS, [True]), *((*pair, False) for pair in PAIRS)],
+)
 def test_loss_and_gradient_are_those_of_the_plain_implementation_in_every_aggregation(
     objective: str, estimator: str, off_policy: bool
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.scoring import faults_of, group, limit_beyond, rewards_of
+from fakes.tables import table
 from oncurve.base.errors import RewardError, TrainingError
 from oncurve.rewards import RewardSet
 from oncurve.types import Group
@@ -58,19 +59,7 @@ def trl(prompts, completions, **kwargs):
 """
 
 # What the completion's fault is called. "none" is no fault where another part applies; here it is the only part.
-OUTCOMES = {
-    "raise": "exception",
-    "base": "exception",
-    "sys.exit": "exit",
-    "os._exit": "died",
-    "endless": "timeout",
-    "sleep": "timeout",
-    "allocate": "memory",
-    "none": "none",
-    "nan": "not_finite",
-    "inf": "not_finite",
-    "type": "type",
-}
+OUTCOMES = table("reward_faults", "outcomes")
 CALLED_AGAIN = {"raise", "base", "sys.exit", "os._exit", "endless", "sleep", "allocate"}
 
 

@@ -109,10 +109,10 @@ def test_a_server_samples_from_the_weights_that_it_was_given_last(orders: Path) 
             groups = served.generate(PROMPTS, draw=0)
             assert_logprobs_are_those_of(policy, groups)
             found.append([[row.ids for row in group.completions] for group in groups])
-            assert_only_the_key_opens(served._server)
             for row in (row for group in groups for row in group.completions):
                 assert row.policy_version == version
                 assert row.ended == ("eos" if row.ids[-1] in EOS else "length")
+        assert_only_the_key_opens(served._server)
         assert found[0] == found[2] != found[1]
         assert {ids[-1] in EOS for ids in chain(*found[0], *found[1])} == {False, True}
         assert len({ids for group in found[0] for ids in group}) > len(PROMPTS)

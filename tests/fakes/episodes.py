@@ -86,7 +86,7 @@ class Odd(Guess):
     def reply(self, text, calls):
         odd = {
             "none": None,
-            "huge": Reply([{"role": "user", "content": "x" * 10_000_000}]),
+            "huge": Reply([{"role": "user", "content": "x" * 1_000_000}]),
             "no role": Reply([{"content": "x"}]),
             "number": Reply([{"role": "user", "content": 3}]),
             "image": Reply([{"role": "user", "content": [{"type": "image", "url": "x"}]}]),

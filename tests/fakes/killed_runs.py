@@ -32,7 +32,7 @@ PLACES = {
     "rollout": ("oncurve.rollout.engine", "InProcessEngine", "_completions", 20),
     "update": ("oncurve.learner.optimizer.update", "MasterAdamW", "gradient_norm", 4),
     "reward-model training": ("oncurve.reward_models.learner", "RewardLearner", "update", 2),
-    "keeping examples": ("oncurve.reward_models.replay", "Replay", "add", 6),
+    "keeping examples": ("oncurve.reward_models.iterative", "Replay", "add", 6),
 }
 
 

@@ -1,6 +1,7 @@
 """The project's scripts as modules."""
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -15,3 +16,9 @@ def script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@cache
+def site_page(name: str) -> str:
+    """Return the text of a page that the site has whole, made once per process."""
+    return str(script(f"site/{name}_page").page())

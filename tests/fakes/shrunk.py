@@ -10,28 +10,7 @@ from fakes.tables import table
 
 VOCABULARY = 64
 
-_BY_SIZE: dict[Any, str] = {
-    VOCABULARY: "vocab_size vocab_size_per_layer_input",
-    128: "max_position_embeddings n_positions max_target_positions n_ctx max_seq_len context_length",
-    48: "intermediate_size n_inner d_ff ffn_dim dim_feedforward decoder_ffn_dim encoder_ffn_dim dim_ff dff d_inner "
-    "feed_forward_size mlp_hidden ffn_hidden_size intermediate_size_mlp",
-    32: "hidden_size n_embd d_model dim embedding_size n_embed word_embed_proj_dim dim_model attention_hidden_size "
-    "lru_width",
-    16: "moe_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size q_lora_rank "
-    "shared_intermediate_size expert_ffn_hidden_size kv_lora_rank attention_window_size",
-    8: "head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim mamba_n_heads mamba_d_head mamba_d_state state_size "
-    "mamba_num_heads mamba_head_dim ssm_state_size linear_key_head_dim linear_value_head_dim sliding_window "
-    "hidden_size_per_layer_input",
-    4: "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads num_experts "
-    "num_decoder_attention_heads num_encoder_attention_heads num_local_experts n_routed_experts moe_num_experts "
-    "linear_num_value_heads",
-    2: "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_decoder_layers "
-    "num_encoder_layers n_encoder_layers num_key_value_heads num_experts_per_tok linear_num_key_heads eos_token_id",
-    1: "n_group topk_group n_shared_experts first_k_dense_replace bos_token_id",
-    0: "pad_token_id",
-    0.2: "initializer_range init_std",  # large enough that attention is far from uniform
-}
-_SIZES = {name: size for size, names in _BY_SIZE.items() for name in names.split()}
+_SIZES = {name: size for size, names in table("shrunk", "by_size") for name in names.split()}
 
 _OF_THEIR_OWN: dict[str, dict[str, Any]] = table("shrunk", "of_their_own")
 

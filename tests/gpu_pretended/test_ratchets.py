@@ -91,7 +91,7 @@ def admission(captures: pretended_gpu.Captures) -> dict[str, Any]:
 
     models = {layers: model_of(layers) for layers in (1, 2)}
     for model in models.values():
-        rollout(model, 3, 64)  # makes room for all
+        rollout(model, 3, 8)  # makes room for all
     kernels = {(layers, groups): outside(models[layers], groups) for layers in models for groups in (1, 3)}
     (one, rest), (two, other) = (divmod(kernels[n, 3] - kernels[n, 1], 2) for n in (1, 2))
     assert rest == other == 0
@@ -128,9 +128,9 @@ def micro_batch(captures: pretended_gpu.Captures) -> dict[str, Any]:
     found = {}
     for layers in (1, 2):
         learner = learner_of(model_of(layers))
-        learner.update(batch_of(32))
+        learner.update(batch_of(16))
         with pretended_gpu.watch() as found[layers]:
-            accumulated = learner.accumulate(batch_of(32))
+            accumulated = learner.accumulate(batch_of(16))
         with pretended_gpu.watch() as optimizer:
             learner.apply(accumulated)
     one, two = found[1], found[2]
@@ -187,15 +187,15 @@ def test_a_run_takes_the_memory_that_is_forecast(captures: pretended_gpu.Capture
     """
     sizes = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 512}
     before = pretended_gpu.live_bytes()
-    module = qwen2(4, **sizes).to(pretended_gpu.device())
+    module = qwen2(2, **sizes).to(pretended_gpu.device())
     learner = learner_of(loaded_from(module).model)
     learner.update(batch_of(32))
     gc.collect()
     with pretended_gpu.watch() as updates:
         learner.update(batch_of(32))
-    rollouts = rollout(learner.model, 8, 64, 16)
+    rollouts = rollout(learner.model, 8, 32, 16)
     found = {"rollout": rollouts.peak_bytes - before, "training": updates.peak_bytes - before}
-    works = {"rollout": StepWork(8, 2, 64, (16,) * 8), "training": StepWork(6, 4, 25, (12,) * 6)}
+    works = {"rollout": StepWork(8, 2, 32, (16,) * 8), "training": StepWork(6, 4, 25, (12,) * 6)}
     rooms, shape = {"rollout": float("inf"), "training": 0.0}, shape_of(module.config)
     variants = {phase: Variant(shape, work, on_cpu=False, room=rooms[phase]) for phase, work in works.items()}
     wanted = {phase: variant.memory().phases[phase] for phase, variant in variants.items()}

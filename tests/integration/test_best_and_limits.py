@@ -15,6 +15,7 @@ import pytest
 import oncurve
 from fakes.killed_runs import metrics_of
 from fakes.project import ROWS, Said, lay_out
+from fakes.tables import table
 from oncurve.durable import read_json
 from oncurve.models.loading import ModelConfig
 from oncurve.run import resume_any
@@ -25,14 +26,7 @@ REWARD = """
 def ones(completion):
     return completion.count("w1") / 10
 """
-SETTINGS: dict[str, Any] = {
-    "data": {"eval_path": "held_out.jsonl"},
-    "rewards": [{"kind": "python", "path": "reward.py:ones", "processes": 1}],
-    "learner": {"learning_rate": 0.03},
-    "checkpoint": {"every": 1, "keep": 1, "best": "eval/reward"},
-    "eval": {"every": 1, "max_new_tokens": 9},
-    "model": {"dtype": "float32"},
-}
+SETTINGS: dict[str, Any] = table("best_and_limits", "settings")
 WORDS = ["data.eval_path=held_out.jsonl", "learner.learning_rate=0.03", "checkpoint.every=1", "checkpoint.keep=1"]
 WORDS += ["rewards=[{kind='python', path='reward.py:ones', processes=1}]", "checkpoint.best=eval/reward"]
 WORDS += ["eval.every=1", "eval.max_new_tokens=9", "model.dtype=float32"]

@@ -345,10 +345,10 @@ def test_an_opening_that_is_too_long_is_refused_before_the_first_rollout(tmp_pat
         oncurve.train(
             model=str(TINY),
             data=[{"prompt": "1?"}],
-            settings={"rollout": {"max_new_tokens": 16}, "environment": {"kind": kind}},
+            settings={"rollout": {"max_new_tokens": 16}, "environment": {"kind": kind, "processes": 1}},
         )
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1?", "answer": "2"}\n')
-    said = [*words(tmp_path / "rows.jsonl"), f"environment.kind={kind}"]
+    said = [*words(tmp_path / "rows.jsonl"), f"environment.kind={kind}", "environment.processes=1"]
     (problem,) = check_data_of(*load_config("grpo", said)).problems
     assert "row 1" in problem or "line 1" in problem
     assert "with what the environment says" in problem

@@ -21,20 +21,7 @@ from oncurve.models.loading import loaded_from
 from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.trainer import StepResult
 
-SETTINGS = [
-    'data.kind="task"',
-    "model.dtype=float32",
-    "run.threads=1",
-    "run.steps=6",
-    "data.prompts_per_step=4",
-    "rollout.group_size=2",
-    "rollout.max_new_tokens=8",
-    "learner.learning_rate=1e-3",
-    "kl.coef=0",
-    "checkpoint.every=1",
-    "eval.every=0",
-    'advantage.kind="distill"',
-]
+SETTINGS = table("distillation", "settings")
 
 
 @pytest.fixture(scope="module")

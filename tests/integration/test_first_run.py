@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from fakes.project import Said, lay_out, refused
 from oncurve.base.errors import ConfigError
-from oncurve.base.shipped import PRESETS, RECIPES, shipped
+from oncurve.base.paths import PRESETS, RECIPES, shipped
 from oncurve.cli import app
 from oncurve.cli.groups import RECIPE
 from oncurve.cli.help import EXAMPLES

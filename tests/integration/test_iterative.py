@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fakes.killed_runs import PLACES, compare, finish, killed_at
+from fakes.tables import table
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
 from oncurve.models import tiny
@@ -23,34 +24,11 @@ from oncurve.tasks.arithmetic import check_steps, problems, solution
 RECIPE = RECIPES / "task.toml"
 STEPS, ITERATION = 6, 2
 SETTINGS = [
+    *table("iterative", "settings"),
     f"run.steps={STEPS}",
-    "run.seed=5",
-    "run.threads=1",
-    "model.dtype=float32",
-    "data.prompts_per_step=6",
-    "rollout.group_size=4",
-    "rollout.max_new_tokens=40",
-    "learner.learning_rate=1e-3",
-    "kl.coef=0.05",
-    "checkpoint.every=1",
-    "checkpoint.keep=20",
     f"iterative.steps={ITERATION}",
-    "iterative.held_out=0.3",
-    "eval.verifier=truth",
-    "reward_model.learning_rate=1e-3",
-    "reward_model.batch_size=4",
 ]
-KINDS = {
-    "process": [
-        "advantage.kind=process",
-        "rewards=[{kind='process_model'}, {kind='task_steps', name='truth', weight=0}]",
-        "reward_model.kind=process",
-    ],
-    "outcome": [
-        "rewards=[{kind='model'}, {kind='task', name='truth', weight=0}]",
-        "reward_model.kind=outcome",
-    ],
-}
+KINDS = table("iterative", "kinds")
 
 
 def half_right(question: str, right: str) -> LabelledSteps:

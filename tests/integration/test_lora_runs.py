@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 import oncurve
 from fakes.architectures import architecture
 from fakes.reward_examples import write_examples
+from fakes.tables import table
 from fakes.tolerance import about, assert_close
 from oncurve import durable
 from oncurve.base.errors import ConfigError, ModelError
@@ -23,16 +24,7 @@ from oncurve.run.commands.reward_models import load_reward_recipe, train_reward_
 from oncurve.trainer import StepResult
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of PEFT
-SETTINGS = {
-    "model": {"dtype": "float32"},
-    "lora": {"rank": 2},
-    "data": {"kind": "task", "task": "arithmetic", "prompts_per_step": 2},
-    "rollout": {"group_size": 4, "max_new_tokens": 8},
-    "learner": {"learning_rate": 1e-2},
-    "kl": {"coef": 0.05},
-    "reference": {"every": 2, "mixup_alpha": 0.5},
-    "checkpoint": {"every": 1, "keep": 10},
-}
+SETTINGS = table("lora_runs", "settings")
 IDS = torch.arange(7)[None] + 3
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import oncurve
 from fakes.killed_runs import compare, finish, said_by, start
+from fakes.tables import table
 
 DEADLY = """
 import os, signal
@@ -49,16 +50,7 @@ ShardLearner.save = deadly("saving", ShardLearner.save, after=True)
 """A component of the user, whose file every process of the run imports. A file `PLACE-UPDATES-SIGNAL-NUMBER` in the
 folder `orders` is for a rank other than rank 0 that has made so many updates; the rank removes it and obeys."""
 
-SETTINGS = [
-    "cluster.kind=host",
-    "cluster.sharding=fsdp",
-    "cluster.learner_ranks=2",
-    "advantage.kind=deadly.py:Own",
-    "kl.coef=0.05",
-    "checkpoint.every=1",
-    "checkpoint.keep=100",
-    "run.steps=6",
-]
+SETTINGS = table("lost_ranks", "settings")
 TRAIN = ["train", "recipe.toml", *SETTINGS]
 
 

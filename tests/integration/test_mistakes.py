@@ -23,17 +23,10 @@ from oncurve.run.directory.folder import RunDirectory
 
 Command = Callable[..., Said]
 EXACT = RECIPE.replace('kind = "regex"\npattern = "w1"\nprocesses = 1', 'kind = "exact"')
-NEEDS_THE_MODEL = (
-    "rollout.eos_ids=[99999]",
-    "rollout.max_new_tokens=128",
-    "rollout.max_new_tokens=129",
-    "data.max_prompt_tokens=1",
-    "data.system=x",
-    '{"prompt": [{"role":"user","content":"w3"}]}',
-    '{"prompt":[3]}\n{"prompt":[99999]}',
+NEEDS_THE_MODEL = [
+    *table("mistakes", "needs_the_model"),
     '{"prompt":[1' + "0" * 30 + "]}",
-    "test_a_disk_without_room_for_the_first_file",
-)
+]
 """Mistakes that only the loaded model or its tokenizer shows, or the first file, which is written after that."""
 
 

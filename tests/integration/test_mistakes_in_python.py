@@ -13,6 +13,7 @@ import pytest
 
 import oncurve
 from fakes.project import lay_out, words_tokenizer
+from fakes.tables import table
 from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import UserError
 from oncurve.models.loading import ModelConfig, hub
@@ -55,57 +56,26 @@ class Rater:
 
 GIVEN: dict[str, Any] = {"model": "model", "data": "data.jsonl", "reward": "exact", "steps": 1, "out": "out"}
 TRAIN: dict[str, tuple[dict[str, Any], str]] = {
-    "a mistyped recipe": ({"recipe": "recipe.tmol"}, "did you mean 'recipe.toml'?"),
+    **table("mistakes_in_python", "train"),
     "a module for a recipe": ({"recipe": TinyLM()}, "recipe: expected a file"),
-    "a mistyped preset": ({"preset": "dr-grpo"}, "preset: there is no recipe or preset 'dr-grpo'; did you mean"),
-    "a number as preset": ({"preset": ["grpo", 3]}, "preset: expected a preset's name"),
     "a preset of a recipe": (
         {"recipe": "recipe.toml", "preset": "nosuch", "model": None, "data": None},
         "preset: there is no recipe or preset 'nosuch'",
     ),
-    "a mistyped model": ({"model": "./modle"}, "modle: no such directory; did you mean 'model'?"),
-    "a number as model": ({"model": 3}, "model: expected a folder, a hub id or a torch module, got 3"),
     "a class as model": ({"model": Rater}, "model: expected a folder"),
-    "a model twice": ({"settings": {"model": {"path": "m"}}}, "model.path: given twice"),
     "no tokenizer": ({"model": TinyLM(), "out": None}, "needs a tokenizer"),
     "a tokenizer of a folder": ({"tokenizer": words_tokenizer()}, "brings its own"),
     "a dtype of a module": (
         {"model": TinyLM(), "tokenizer": words_tokenizer(), "settings": {"model": {"dtype": "float32"}}},
         "model.dtype: set to no effect",
     ),
-    "a number as data": ({"data": 3}, "data"),
-    "data of numbers": ({"data": [1, 2]}, "expected a string or a list"),
-    "one row": ({"data": {"prompt": "w3", "answer": "w3"}}, "data=[row]"),
     "a generator without rows": ({"data": iter(())}, "data.rows: missing"),
-    "data twice": ({"settings": {"data": {"path": "a.jsonl"}}}, "data.path: given twice"),
     "no reward": ({"reward": None}, "rewards: missing"),
     "an object as reward": ({"reward": Rater()}, "reward: expected a function, a kind, a path"),
     "a class as reward": ({"reward": Rater}, "reward"),
-    "the reward twice": ({"settings": {"rewards": []}}, "rewards: given twice"),
     "a column that is not there": ({"reward": lambda completion, anser: 1.0}, "needs 'anser'"),
     "a partial with a wrong name": ({"reward": functools.partial(reward, limit=3)}, "wrap it in a def"),
-    "steps twice": ({"settings": {"run": {"steps": 3}}}, "run.steps: given twice"),
-    "a group twice": (
-        {"settings": {"rollout.group_size": 4}, "group_size": 8},
-        "rollout.group_size: given twice",
-    ),
-    "settings as a list": ({"settings": ["kl.coef=0.1"]}, "settings: expected nested tables"),
-    "a section as a value": ({"settings": {"kl": 0.1}}, "kl: expected a table of settings, got 0.1"),
-    "an unknown key": ({"settings": {"kl": {"coeff": 1}}}, "did you mean 'kl.coef'"),
-    "an unknown dotted key": ({"settings": {"rollout.group_sise": 4}}, "did you mean 'rollout.group_size'"),
-    "a setting twice": ({"settings": {"kl.coef": 0.1, "kl": {"coef": 0.2}}}, "kl.coef: given twice"),
-    "steps and epochs": ({"epochs": 2}, "leave one of them out"),
-    "an out that is a file": ({"out": "recipe.toml"}, "recipe.toml is a file. Choose another --out"),
-    "an out with things in it": ({"out": "model"}, "nothing in it is overwritten"),
-    "an out with a zero byte": ({"out": "o\0ut"}, "a path cannot hold the character NUL"),
     "trackers without a folder": ({"out": None, "settings": {"tracking.to": ["tensorboard"]}}, "name one: out="),
-    "TRL's epsilon": ({"epsilon": 1}, "{'objective': {'clip_low'"),
-    "TRL's beta": ({"beta": 1}, "did you mean kl_coef?"),
-    "TRL's train_dataset": ({"train_dataset": []}, "did you mean data?"),
-    "TRL's reward_funcs": ({"reward_funcs": []}, "did you mean reward?"),
-    "TRL's num_generations": ({"num_generations": 1}, "did you mean group_size"),
-    "num_train_epochs": ({"num_train_epochs": 1}, "did you mean epochs?"),
-    "max_steps": ({"max_steps": 1}, "did you mean steps?"),
 }
 
 

@@ -1,13 +1,11 @@
 """The model card of a run, and its upload: the hub's own library reads the one and does the other."""
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from huggingface_hub import ModelCard
+import pytest
+from huggingface_hub import ModelCard, constants
 from huggingface_hub.repocard import metadata_load
 
 from fakes.model_hub import model_hub
@@ -33,24 +31,25 @@ def test_the_card_says_what_trained_the_policy_and_no_path_of_this_machine(comma
     assert "sha256 `" in text
 
 
-def test_an_export_is_pushed_to_the_hub_when_asked_alone(command: Command) -> None:
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of huggingface_hub's own upload
+def test_an_export_is_pushed_to_the_hub_when_asked_alone(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_a")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     assert command(*TRAINED).code == 0
     written = Path("runs/mine/export/step-000003")
     for hub_is in ("there", "denying", "gone"):
         shutil.rmtree(written, ignore_errors=True)
         with model_hub() as hub:
             hub.denies = hub_is == "denying"
-            url = hub.url if hub_is != "gone" else "http://127.0.0.1:9"
-            environment = {"HF_ENDPOINT": url, "HF_TOKEN": "hf_a", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-            words = [sys.executable, "-m", "oncurve", "export", "runs/mine", "--push", "me/policy"]
-            said = subprocess.run(words, env=os.environ | environment, capture_output=True, text=True)
-        assert "Traceback" not in said.stderr
+            monkeypatch.setattr(constants, "ENDPOINT", hub.url if hub_is != "gone" else "http://127.0.0.1:9")
+            said = command("export", "runs/mine", "--push", "me/policy")
         if hub_is != "there":
-            assert said.returncode == 1
-            assert f"{written} is written, and the hub did not take it" in said.stderr
+            assert (said.code, "Traceback" in said.err) == (1, False)
+            assert f"{written} is written, and the hub did not take it" in said.err
             assert (hub.files, hub.made) == ({}, [])
         else:
-            assert (said.returncode, said.stdout.splitlines()[-1]) == (0, f"{hub.url}/me/policy"), said.stderr
+            assert (said.code, said.out.splitlines()[-1]) == (0, f"{hub.url}/me/policy"), said.err
             assert "private" in (hub.made[0].get("visibility"), *hub.made[0])
             assert hub.files["README.md"] == (written / "README.md").read_bytes()
             assert hub.files["model.safetensors"] == (written / "model.safetensors").read_bytes()

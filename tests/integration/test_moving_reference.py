@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fakes.killed_runs import metrics_of
+from fakes.tables import table
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
 from oncurve.run.assembly import Run, assemble
@@ -22,17 +23,8 @@ from oncurve.trainer import StepResult
 RECIPE = RECIPES / "task.toml"
 STEPS = 6
 SETTINGS = [
+    *table("moving_reference", "settings"),
     f"run.steps={STEPS}",
-    "run.threads=1",
-    "data.prompts_per_step=2",
-    "rollout.group_size=4",
-    "rollout.max_new_tokens=12",
-    # In so few tokens some completions of a group have a 1, some have not.
-    "rewards=[{kind='regex', pattern='1', processes=1}]",
-    "learner.learning_rate=1e-3",
-    "kl.coef=0.05",
-    "eval.every=0",
-    "checkpoint.every=1",
 ]
 AVERAGE = ["reference.every=2", "reference.mixup_alpha=0.5"]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import oncurve
+from fakes.tables import table
 from oncurve import durable
 from oncurve.config.loading import load_config
 from oncurve.config.sentences.equation import explain
@@ -17,20 +18,7 @@ from oncurve.run.assembly import assemble
 from oncurve.run.session import create_directory
 
 PPO = Path(__file__).parents[1] / "recipes" / "ppo.toml"
-SMALL = [
-    "run.steps=4",
-    "data.prompts_per_step=4",
-    "data.eval_size=4",
-    "rollout.group_size=3",
-    "rollout.max_new_tokens=24",
-    "eval.every=0",
-    "critic.warmup_steps=1",
-    "learner.minibatches=2",
-    "kl.where=reward",
-    "kl.coef=0.05",
-    "kl.target=0.001",
-    "kl.horizon=100",
-]
+SMALL = table("ppo", "small")
 
 
 def test_a_run_with_a_critic_and_a_steered_kl_in_the_reward(tmp_path: Path) -> None:

@@ -138,8 +138,7 @@ def test_a_folder_that_holds_anything_is_never_written_into(command: Command) ->
     assert before == {path: path.read_bytes() for path in Path("whole-outcome").rglob("*") if path.is_file()}
 
 
-@kinds
-@pytest.mark.parametrize("update", [1, 5, UPDATES])
+@pytest.mark.parametrize(("kind", "update"), [("outcome", 1), ("process", 5), ("outcome", UPDATES)])
 def test_a_signal_ends_it_after_its_update_and_it_goes_on_exactly(
     command: Command, monkeypatch: pytest.MonkeyPatch, kind: str, update: int
 ) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import oncurve
 from fakes.project import Said, refused
+from fakes.tables import table
 from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.compat.token_settings import SETTING_OF, WITHOUT_MEANING
@@ -97,19 +98,7 @@ def test_every_section_is_used_or_refused() -> None:
     )
 
 
-WITHOUT_EFFECT: list[dict[str, Any]] = [
-    {"run": {"steps": 3}},
-    {"data": {"prompts_per_step": 1}},
-    {"model": {"dtype": "float32"}},
-    {"eval": {"every": 1}},
-    {"checkpoint": {"every": 1}},
-    {"rewards": [{"kind": "math"}]},
-    {"reward_model": {"kind": "outcome"}},
-    {"iterative": {"steps": 3}},
-    {"rollout": {"stop": ["x"]}},
-    {"kl": {"coef": 0, "estimator": "k2"}},
-    {"reference": {"mixup_alpha": 0.5}},
-]
+WITHOUT_EFFECT: list[dict[str, Any]] = table("rlox_api", "without_effect")
 
 
 @pytest.mark.parametrize("settings", WITHOUT_EFFECT)
@@ -119,14 +108,7 @@ def test_a_setting_without_effect_is_refused(settings: dict[str, Any]) -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "iterations": ({"preset": "grpo_iterative"}, "training of a reward model.*reference.*100"),
-    "steps": ({"preset": "grpo_process"}, "one number for all of them"),
-    "process": ({"settings": {"advantage": {"kind": "process"}}}, "one number for all of them"),
-    "a falling rate": ({"settings": {"learner": {"schedule": "linear"}}}, "how many updates"),
-    "no preset": ({"preset": "grpoo"}, "did you mean 'grpo'"),
-    "no table": ({"settings": [1]}, "settings: expected nested tables"),
-    "an unknown key": ({"settings": {"kl": {"beta": 1}}}, "did you mean kl.coef"),
-    "one callback": ({"callbacks": 3}, "callbacks: expected a list"),
+    **table("rlox_api", "wrong"),
     "no hook": ({"callbacks": [object()]}, "none of the hooks on_training_start"),
     "no logger": ({"logger": print}, "on_train_step"),
 }
@@ -145,22 +127,7 @@ def test_minibatches_are_compared_with_the_prompts_there_are() -> None:
         many.train(PROMPTS)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("lr", "did you mean learning_rate"),
-        ("beta", "did you mean kl_coef"),
-        ("num_generations", "did you mean group_size"),
-        ("max_completion_length", "did you mean max_new_tokens"),
-        ("grad_clip", "did you mean max_grad_norm"),
-        ("epochs", r"did you mean n_epochs of train\(\)"),
-        ("epsilon_high", r"write settings=\{'objective': \{'clip_high': \.\.\.\}\}"),
-        ("betas", r"write settings=\{'learner': \{'betas': \.\.\.\}\}"),
-        ("top_p", r"settings=\{'rollout': \{'top_p'"),
-        ("kl", r"settings=\{'kl'"),
-        ("grup_size", "did you mean 'group_size'"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "words"), table("rlox_api", "names"))
 def test_an_argument_of_another_name_is_answered(wrong: str, words: str) -> None:
     with pytest.raises(TypeError, match=words) as caught:
         grpo(**{wrong: 1})

@@ -11,18 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from fakes.project import Said
+from fakes.tables import table
 from oncurve.learner import LocalLearner
 from oncurve.report import TOKENS, EvaluationFiles, RolloutFiles, RolloutIndex, look_at
 
 Command = Callable[..., Said]
-SETTINGS = (
-    "kl.coef=0.05",
-    "checkpoint.every=1",
-    "checkpoint.keep=9",
-    "rollout.temperature=0.8",
-    "rollouts.tokens_every=2",
-    "model.dtype=float32",
-)
+SETTINGS = table("show", "settings")
 
 
 def logprobs_by_hand(folder: Path, prompt: list[int], ids: list[int]) -> torch.Tensor:

@@ -143,7 +143,9 @@ def test_the_key_is_the_users_alone(command: Command, monkeypatch: pytest.Monkey
 
 
 def test_a_recipe_of_ones_own_is_named_in_one_line_and_not_asked_about(command: Command) -> None:
-    Path("own.toml").write_text('extends = "recipe.toml"\n[[rewards]]\nkind = "python"\npath = "own.py:reward"\n')
+    Path("own.toml").write_text(
+        'extends = "recipe.toml"\n[[rewards]]\nkind = "python"\npath = "own.py:reward"\nprocesses = 1\n'
+    )
     said = command("data", "check", "own.toml").fine()
     (line,) = [line for line in said.err.splitlines() if " brings " in line]
     assert line.endswith("own.py:reward (rewards.0.path)")

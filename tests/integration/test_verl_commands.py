@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from fakes.tables import table
 from fakes.verl_commands import COMMANDS, sized, words, write_rows
 from oncurve.compat import config_of
 from oncurve.compat.verl import DIALECT, read, train_verl
@@ -54,33 +55,7 @@ project = "verl_grpo_example_gsm8k"
 kind = "numeric"
 unmarked = false
 """
-OWN = {
-    "grpo": ("kl.coef=0.001",),
-    "lora": ("lora.rank=4", "lora.alpha=32", "learner.learning_rate=3e-6", "eval.at_start=false"),
-    "ppo": ("kl.coef=0", "advantage.kind=gae", "advantage.lam=1", "critic.kind=own", "critic.clip=0.5"),
-    "dapo": (
-        "kl.coef=0",
-        "data.overlong=truncate_left",
-        "objective.clip_high=0.28",
-        "objective.dual_clip=10",
-        "filter.dynamic_sampling=true",
-        "learner.tokens_per_micro_batch=22528",
-        "learner.warmup_steps=20",
-        "learner.weight_decay=0.1",
-        "eval.n=1",
-        "eval.temperature=1",
-        "rewards.1.kind=overlong",
-        "rewards.1.buffer=4",
-        "rewards.1.max_length=8",
-    ),
-    "dr_grpo": (
-        "kl.coef=0",
-        "advantage.scale=none",
-        "aggregation.kind=seq-mean-token-sum-norm",
-        "aggregation.max_length=8",
-    ),
-    "kl_in_reward": ("kl.coef=0.001", "kl.where=reward", "advantage.kind=reinforce_pp"),
-}
+OWN = table("verl_commands", "own")
 
 
 @pytest.fixture(scope="module")

@@ -9,53 +9,19 @@ from pathlib import Path
 import pytest
 
 from fakes.browser import Browser, browser
+from fakes.tables import table
 from fakes.viewed import served, write_run
 from oncurve.report import EvaluationFiles, RolloutIndex
 
 pytestmark = pytest.mark.slow
 
-PAYLOADS = (
-    "<script>pwned=1</script>",
-    "<img src=x onerror=pwned=1>",
-    "<svg onload=pwned=1>",
-    "<iframe srcdoc='<script>parent.pwned=1</script>'>",
-    "<a href='javascript:pwned=1'>x</a>",
-    "javascript:pwned=1",
-    '"><script>pwned=1</script>',
-    "' onmouseover='pwned=1",
-    "</textarea><script>pwned=1</script>",
-    "</title><script>pwned=1</script>",
-    "<style>*{display:none}</style>",
-    "<base href=//evil.example>",
-    "<meta http-equiv=refresh content='0;url=//evil.example'>",
-    "<form action=//evil.example><button>go</button></form>",
-    "<link rel=stylesheet href=//evil.example/x.css>",
-    "<object data=//evil.example>",
-    "<math><mtext></form><form><mglyph><style></math><img src onerror=pwned=1>",
-    "${pwned=1}",
-    "{{constructor.constructor('pwned=1')()}}",
-    "`${pwned=1}`",
-    "__proto__",
-    "constructor",
-    "toString",
-    "hasOwnProperty",
-    "<!--",
-    "]]>",
-    "&lt;script&gt;",
-    "\x1b[31m\x07\x00",
-    "\u202egnp.exe",
-    "\u2066\u2069\u200f",
+PAYLOADS = [
+    *table("view", "payloads"),
     "W" * 3000,
     "word " * 600,
     "\n" * 200,
     "\U0001f600" * 50 + "e" + "\u0301" * 300,
-    "#/a/b/c",
-    "../../etc/passwd",
-    "%00%2e%2e",
-    "a\tb\rc",
-    "\ufeff\u00a0",
-    "0",
-)
+]
 HOSTILE = [*PAYLOADS, *(f"x {text} y" for text in PAYLOADS)]
 
 

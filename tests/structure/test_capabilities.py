@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import oncurve
+from fakes.sources import tree_of
 from oncurve.components import Component
 from oncurve.config import RunConfig
 from oncurve.learner import NoCritic
@@ -95,7 +96,7 @@ def asked(tree: ast.AST) -> Iterator[ast.AST]:
 
 def foreign(module: str, source: str) -> list[str]:
     """The classes of other rooms' components that a file asks for."""
-    tree = ast.parse(source)
+    tree = tree_of(source)
     names = names_in(tree, importlib.import_module(module))
     found = [cls for node in asked(tree) for cls in classes_in(node, names)]
     return sorted({cls.__qualname__ for cls in found if room(cls.__module__) != room(module)})

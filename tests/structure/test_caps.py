@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from fakes.sources import tree_of
+
 ROOT = Path(__file__).parents[2]
 SOURCES = {
     path.relative_to(ROOT).as_posix(): path for room in ("src", "bench") for path in sorted((ROOT / room).rglob("*.py"))
@@ -17,7 +19,7 @@ def too_long(name: str, text: str) -> Iterator[str]:
     lines = text.count("\n")
     if lines > (TRAINER_CAP if name.endswith("/trainer.py") else FILE_CAP):
         yield f"{name} has {lines} lines"
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > FUNCTION_CAP:
@@ -26,7 +28,7 @@ def too_long(name: str, text: str) -> Iterator[str]:
 
 def unsafe_calls(name: str, text: str) -> Iterator[str]:
     """The calls that evaluate text or load pickles."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in FORBIDDEN:
             yield f"{name}, line {node.lineno}: {ast.unparse(node.func)}"
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 import oncurve
 from fakes.batches import rows_of
-from fakes.scripts import script
+from fakes.scripts import site_page
 from oncurve.advantages import (
     ADVANTAGE_KINDS,
     GroupAdvantage,
@@ -53,23 +54,21 @@ PAGES = {
     str(path.relative_to(ROOT)): path
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
-GENERATED = {
-    f"docs/{name.replace('_', '-')}.md": script(f"site/{name}_page").page()
-    for name in ("configuration", "metrics", "coming_from")
-}
+GENERATED = {f"docs/{name.replace('_', '-')}.md": name for name in ("configuration", "metrics", "coming_from")}
 """Pages that the site has whole; those of the repository say where."""
-TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PAGES.items()} | GENERATED
-ALGORITHM, PAPERS, EXTENDING, COMMANDS, PROMISES, README = (
-    TEXTS[name]
-    for name in (
-        "docs/algorithm.md",
-        "docs/papers.md",
-        "docs/extending.md",
-        "docs/commands.md",
-        "docs/promises.md",
-        "README.md",
-    )
+WRITTEN = {name: path.read_text(encoding="utf-8") for name, path in PAGES.items()}
+
+
+@cache
+def texts() -> dict[str, str]:
+    """Return the texts of all pages. The site's take seconds: they are made in the process that tests them."""
+    return WRITTEN | {page: site_page(name) for page, name in GENERATED.items()}
+
+
+ALGORITHM, PAPERS, EXTENDING, COMMANDS, PROMISES = (
+    WRITTEN[f"docs/{name}.md"] for name in ("algorithm", "papers", "extending", "commands", "promises")
 )
+README = WRITTEN["README.md"]
 LINK = re.compile(r"\[([^\]\n]+)\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SETTING = re.compile(r"`(\w+)\.(\w+)(?: = ([^`]+))?`")
@@ -79,17 +78,17 @@ EXAMPLES = {"preferences": Preferences, "steps": StepLabels}
 
 
 def links(page: str) -> Iterator[tuple[str, str]]:
-    return ((text, target) for text, target in LINK.findall(BLOCK.sub("", TEXTS[page])) if "://" not in target)
+    return ((text, target) for text, target in LINK.findall(BLOCK.sub("", texts()[page])) if "://" not in target)
 
 
 def anchors(page: Path) -> set[str]:
-    text = TEXTS.get(str(page.relative_to(ROOT))) or page.read_text(encoding="utf-8")
+    text = texts().get(str(page.relative_to(ROOT))) or page.read_text(encoding="utf-8")
     headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", text), re.MULTILINE)
     return {re.sub(r"<.*?>|[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def blocks(page: str, language: str) -> list[str]:
-    return [body for found, body in BLOCK.findall(TEXTS[page]) if found == language]
+    return [body for found, body in BLOCK.findall(texts()[page]) if found == language]
 
 
 def after(marker: str, text: str) -> str:
@@ -150,7 +149,7 @@ def test_every_python_name_in_a_link_is_there() -> None:
 
 def test_every_setting_exists() -> None:
     wrong = []
-    for page, text in TEXTS.items():
+    for page, text in texts().items():
         if page == "docs/coming-from.md":  # most names on it are other tools'; test_coming_from.py checks ours
             continue
         for section, key, value in SETTING.findall(LINK.sub("", BLOCK.sub("", text))):
@@ -164,23 +163,25 @@ def test_every_setting_exists() -> None:
 
 
 def test_prose_keeps_its_width_and_names_no_machine() -> None:
-    wrong = [page for page, text in TEXTS.items() if re.search(r"(?<![\w.])/(work|tmp|root|home)/", text)]
-    for page in TEXTS.keys() - GENERATED.keys():
-        written = re.sub(r"<!-- begin (\w+) -->.*?<!-- end \1 -->", "", BLOCK.sub("", TEXTS[page]), flags=re.DOTALL)
+    wrong = [page for page, text in texts().items() if re.search(r"(?<![\w.])/(work|tmp|root|home)/", text)]
+    for page in WRITTEN.keys() - GENERATED.keys():
+        written = re.sub(r"<!-- begin (\w+) -->.*?<!-- end \1 -->", "", BLOCK.sub("", texts()[page]), flags=re.DOTALL)
         lines = [line for line in written.splitlines() if not line.startswith("|") and len(line) > PROSE_WIDTH]
         wrong += [f"{page}: {line}" for line in lines]
     assert wrong == []
 
 
-@pytest.mark.parametrize("page", [page for page, text in TEXTS.items() if "```toml" in text or "```python" in text])
+@pytest.mark.parametrize(
+    "page", [*(page for page, text in WRITTEN.items() if re.search("```(toml|python)", text)), *GENERATED]
+)
 def test_recipes_on_a_page_load_and_python_on_it_parses(page: str, tmp_path: Path) -> None:
-    for language, body in BLOCK.findall(TEXTS[page]):
+    for language, body in BLOCK.findall(texts()[page]):
         named = re.match(r"# (\S+\.(?:py|toml))\n", body)
         (tmp_path / (named[1] if named else f"unnamed.{language}")).write_text(body, encoding="utf-8")
         if language == "toml":
             load = load_reward_recipe if tomllib.loads(body).get("data", {}).get("kind") in EXAMPLES else load_config
             load(tmp_path / (named[1] if named else "unnamed.toml"))
-        if language == "python" and "excerpt" not in TEXTS[page].partition(body)[0].rpartition("\n\n")[2]:
+        if language == "python" and "excerpt" not in texts()[page].partition(body)[0].rpartition("\n\n")[2]:
             ast.parse(body)
 
 
@@ -431,7 +432,7 @@ def test_the_readme_has_the_two_commands_and_names_what_exists() -> None:
     assert "make test" in README
     targets = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert {"demo", "test"} <= set(targets)
-    for name in re.findall(r"`oncurve\.(\w+)`", README + TEXTS["docs/python.md"]):
+    for name in re.findall(r"`oncurve\.(\w+)`", README + WRITTEN["docs/python.md"]):
         assert hasattr(oncurve, name), name
 
 

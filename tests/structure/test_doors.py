@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fakes.sources import tree_of
+
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -46,7 +48,7 @@ def whole_room(module: str) -> str:
 
 def past_the_door(module: str, source: str) -> list[str]:
     """What a file imports from inside a room that it is not in."""
-    found = [name for name in imported(ast.parse(source)) if name in FILES and name not in ROOMS]
+    found = [name for name in imported(tree_of(source)) if name in FILES and name not in ROOMS]
     return [name for name in found if room_of(name) not in SHELVES and whole_room(name) != whole_room(module)]
 
 
@@ -72,5 +74,5 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 @pytest.mark.parametrize("files", [FILES, BENCH], ids=["oncurve", "bench"])
 def test_no_files_import_each_other_in_a_circle(files: dict[str, Path]) -> None:
     inside = {name: path for name, path in files.items() if path.name != "__init__.py"}
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in inside.items()}
+    trees = {name: tree_of(path.read_text(encoding="utf-8")) for name, path in inside.items()}
     assert circle({name: inside.keys() & imported(tree, files) for name, tree in trees.items()}) == []

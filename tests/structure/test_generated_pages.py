@@ -10,7 +10,7 @@ from bench.report.document import BLOCK, PAGE, WRITERS, filled, results_of
 from bench.scaling.page import PAGE as SCALING, TOLERANCE, held_out, page_of
 from bench.scaling.published import ROWS
 
-from fakes.scripts import script
+from fakes.scripts import script, site_page
 from oncurve.base.errors import ConfigError
 from oncurve.config import RUN, explain_key
 from oncurve.metrics import METRICS
@@ -79,7 +79,7 @@ def test_the_page_is_what_the_script_makes() -> None:
 
 
 def test_every_metric_is_on_its_page_with_its_formula_and_advice() -> None:
-    text = script("site/metrics_page").page()
+    text = site_page("metrics")
     parts = [part for name, metric in METRICS.items() for part in (f"\n## `{name}`\n", metric.formula, metric.advice)]
     assert [part for part in parts if part not in text] == []
     for name, metric in METRICS.items():
@@ -87,7 +87,7 @@ def test_every_metric_is_on_its_page_with_its_formula_and_advice() -> None:
 
 
 def test_every_key_is_on_its_page_and_is_explained() -> None:
-    text = script("site/configuration_page").page()
+    text = site_page("configuration")
     kinds = {name: section.kinds for name, section in RUN.sections.items()} | {"rewards": REWARD_KINDS}
     for section, classes in kinds.items():
         for name in {name for cls in classes.values() for name in cls.model_fields}:

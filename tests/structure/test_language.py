@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from fakes.sources import tree_of
 from fakes.tables import table
 from oncurve import types
 from oncurve.cli import app
@@ -93,7 +94,7 @@ def helps(command: Any, path: str = "oncurve") -> Iterator[tuple[str, str]]:
 def faults(source: str) -> Iterator[tuple[str, int]]:
     """Yield each fault of `GRAMMAR` that a docstring of a module has, with its line."""
     opens, article, person, relative, long = GRAMMAR
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         said = ast.get_docstring(node) or ""

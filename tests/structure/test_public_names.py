@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import oncurve
+from fakes.sources import tree_of
 
 SOURCE = Path(oncurve.__file__).parent
 PURE = ("advantages", "losses", "ops.py", "kl.py", "randomness.py", "batching.py")  # maths on tensors, and no more
@@ -48,7 +49,7 @@ def test_every_name_that_a_module_offers_exists() -> None:
 
 def imported(path: Path) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             found.add(node.module)
         elif isinstance(node, ast.Import):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.tables import table
 from oncurve.base.imports import locate, trusting
 from oncurve.config.layers import PRESETS, RECIPES, SUFFIXES, read_layers, shipped
 from oncurve.config.loading import load_config, to_toml
@@ -27,22 +28,7 @@ ALL_KINDS = [
 RUN_RECIPES = sorted(path for path in RECIPES.glob("*") if path.suffix in SUFFIXES)
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 LEAVES_CAP = 94
-OPTIONAL = {
-    "cluster",
-    "critic",
-    "engine",
-    "environment",
-    "filter",
-    "lora",
-    "reference",
-    "reward_model",
-    "rollouts",
-    "sft",
-    "iterative",
-    "entropy",
-    "eval",
-    "tracking",
-}
+OPTIONAL = set(table("recipes", "optional"))
 """Sections that a GRPO run does without. So it does without the kinds of a section that are not its default: of each
 the keys of its own are counted by themselves."""
 OPTIONAL_CAP = 10
@@ -129,19 +115,4 @@ def test_a_string_under_every_field_says_what_it_means() -> None:
 def test_presets_set_nothing_but_an_algorithms_own() -> None:
     for preset in PRESETS.glob("*.toml"):
         sections = tomllib.loads(preset.read_text(encoding="utf-8")).keys()
-        assert sections <= {
-            "extends",
-            "lora",
-            "data",
-            "rollout",
-            "advantage",
-            "objective",
-            "kl",
-            "entropy",
-            "aggregation",
-            "filter",
-            "learner",
-            "critic",
-            "reward_model",
-            "iterative",
-        }
+        assert sections <= set(table("recipes", "of_presets"))

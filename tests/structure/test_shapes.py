@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fakes.shapes import ROOMS, ShapeError
+from fakes.sources import tree_of
 from oncurve import ops
 from oncurve.advantages import gae, group_advantages
 from oncurve.batching import collate
@@ -46,7 +47,7 @@ def public_functions(module: str) -> Iterator[tuple[str, ast.FunctionDef]]:
     """The functions and methods of a module that others call, by their names within it."""
     folder = SOURCE / Path(*module.split("."))
     path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path.read_text(encoding="utf-8"))
     for node in tree.body:
         inside = node.body if isinstance(node, ast.ClassDef) else [node]
         owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import oncurve
+from fakes.sources import tree_of
 from oncurve.base.errors import ConfigError, command
 from oncurve.config.layers import from_overrides
 from oncurve.config.loading import load_config
@@ -34,7 +35,7 @@ PLACEHOLDER = "7"  # what an f-string fills in, which is a number or quoted by `
 @cache
 def trees() -> tuple[tuple[Path, ast.AST], ...]:
     texts = [(file, file.read_text(encoding="utf-8")) for file in sorted(SOURCE.rglob("*.py"))]
-    return tuple((file, ast.parse(text)) for file, text in texts if MAY_SUGGEST.search(text))
+    return tuple((file, tree_of(text)) for file, text in texts if MAY_SUGGEST.search(text))
 
 
 def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -129,7 +130,8 @@ def test_a_suggested_command_starts_the_program_as_it_was_started(how: str, tmp_
     path = f"{script.parent}:/usr/bin:/bin" if how == "by its name" else "/usr/bin:/bin"
     words = {"-m": [sys.executable, "-m", "oncurve"], "by its path": [str(script)], "by its name": ["oncurve"]}[how]
     environment = {**os.environ, "PATH": path, "COLUMNS": "1000"}
-    said = subprocess.run(["sh", "-c", shlex.join([*words, "train"])], capture_output=True, text=True, env=environment)
-    suggested = said.stderr.partition("like: ")[2].partition(" train gsm8k")[0]
+    begun = ["sh", "-c", shlex.join([*words, "init", "task"])]
+    said = subprocess.run(begun, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    suggested = said.stdout.partition("edit it, then: ")[2].partition(" train task.toml")[0]
     assert suggested == shlex.join(words), said.stderr
     assert subprocess.run(["sh", "-c", f"{suggested} --version"], env=environment).returncode == 0

@@ -4,38 +4,13 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from fakes.sources import tree_of
+from fakes.tables import table
+
 SOURCE = Path(__file__).parents[2] / "src" / "oncurve"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-SERVES = "another thread ends this process with its parent, which has a deadline for every item"
-PLAYS = "the worker that plays has a deadline for every item; in this process it takes as long as the user's code"
-COMPUTES = "the thread computes for the caller, and takes as long as the same work here would"
-WITHOUT_LIMIT = {
-    ("processes/pool/serve.py", "requests.get()"): SERVES,
-    ("processes/fleets/channel.py", "self._messages.get()"): "the owner of the thread ends it by a message",
-    (
-        "processes/spawn.py",
-        "os.waitpid(-1, 0)",
-    ): "its children were killed; the parent kills it if it stays",
-    (
-        "processes/pool/dispatch.py",
-        "started.get()",
-    ): "the thread answers in any case, once the processes have started",
-    ("rewards/functions/callables.py", "thread.submit(asyncio.run, _wait(value)).result()"): COMPUTES,
-    ("models/attention/cpu_kernel.py", "side.result()"): COMPUTES,
-    ("environments/draws.py", "_one_at_a_time.acquire()"): PLAYS,
-    ("environments/draws.py", "_drawing.get()"): "it is a variable",
-    ("environments/engine.py", "self._heard.get()"): "it is called where there is one",
-    ("environments/play.py", "later.result()"): PLAYS,
-    ("processes/pool/serve.py", "future.result()"): "it is called when the future is done",
-    ("environments/programs.py", "program.line.events.get()"): "it is called where there is an event",
-    ("environments/endpoint.py", "self.events.get()"): "it is called where there is an event",
-    ("environments/games/openenv.py", "self._socket.recv()"): PLAYS,
-    (
-        "environments/program.py",
-        "subprocess.run(called, stdin=subprocess.DEVNULL, stdout=output, cwd=folder, env=environment)",
-    ): "the worker that waits for the program is ended by the run, and the program with it",
-}
+WITHOUT_LIMIT = {(file, call): reason for file, call, reason in table("waits", "without_limit")}
 """Waits whose limit is elsewhere, with the reason."""
 
 LIMIT_AFTER = {"wait": 0, "join": 0, "get": 0, "result": 0, "acquire": 1, "select": 0, "communicate": 1, "wait_for": 1}
@@ -52,7 +27,7 @@ ON_CHILDREN = {"waitpid", "waitid"}
 
 def limitless(code: str) -> Iterator[str]:
     """The calls of a module that may wait for ever, each with its line before it."""
-    tree = ast.parse(code)
+    tree = tree_of(code)
     has_limit = "settimeout(" in code
     bounded = {  # self._wait(work) has a limit of its own
         id(argument)

@@ -18,8 +18,8 @@ from fakes.waiting import until
 from oncurve.base.closing import reap
 from oncurve.processes import Minder, minder
 from oncurve.processes.fleets import HostFleet, host_fleet, nursery
-from oncurve.processes.fleets.keeper import keeper_class
 from oncurve.processes.fleets.nursery import HostNursery
+from oncurve.processes.fleets.ray_fleet import keeper_class
 from oncurve.processes.pool import WorkerPool, worker
 
 LIMITS = [

@@ -17,6 +17,7 @@ import pytest
 
 from fakes.scoring import limit_beyond
 from fakes.started import start_process
+from fakes.tables import table
 from fakes.waiting import errors_with, gone, until
 from oncurve.base.errors import ConfigError
 from oncurve.processes.pool import Reply, WorkerPool
@@ -139,21 +140,8 @@ def test_items_are_answered_in_order(pool: WorkerPool) -> None:
 
 
 FAULTS = {
-    "raise": ("exception", "ZeroDivisionError"),
-    "base": ("exception", "Own: mine"),
-    "exit": ("exit", "SystemExit: 3"),
-    "os_exit": ("died", "exit code 7"),
-    "crash": ("died", "SIGSEGV"),
-    "allocate": ("memory", "MemoryError"),
-    "grow": ("memory", "MemoryError"),
-    "object": ("type", "a object cannot be sent"),
-    "circular": ("type", "Circular"),
-    "large": ("type", "too large"),
-    "junk": ("died", "broke its channel"),
-    "close": ("died", ""),
-    "kill": ("died", "SIGKILL, for the second time at this item"),
+    **table("workers", "faults"),
     **dict.fromkeys(("numbered", "foreign", "half", "deep"), ("died", "broke its channel")),
-    "forked": ("died", "broke its channel"),
 }
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import threading
 from abc import ABC, abstractmethod
 from typing import Any, Self
-
-_TURN_SECONDS = 60.0
 
 
 class Closing(ABC):
@@ -34,11 +31,5 @@ def reap(child: subprocess.Popen[Any], seconds: float) -> int | None:
     try:
         return child.wait(seconds)
     except subprocess.TimeoutExpired:
-        threading.Thread(target=_wait_for, args=(child,), daemon=True).start()
+        threading.Thread(target=child.wait, daemon=True).start()
         return None
-
-
-def _wait_for(child: subprocess.Popen[Any]) -> None:
-    while child.returncode is None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_TURN_SECONDS)

@@ -133,3 +133,14 @@ def is_data_set_id(path: str) -> bool:
     suffix.
     """
     return _HUB_ID.fullmatch(path) is not None and not names_rows(path)
+
+
+PRESETS = Path(__file__).parents[1] / "presets"
+RECIPES = Path(__file__).parents[1] / "recipes"
+SUFFIXES = (".toml", ".yaml", ".yml")
+
+
+def shipped(folder: Path) -> dict[str, Path]:
+    """Return the recipes in `PRESETS` or `RECIPES` by name, which is the path in the folder without the suffix."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES)
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}

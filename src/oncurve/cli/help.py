@@ -22,7 +22,7 @@ OPTIONS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("opt
 
 def _lists(name: str) -> dict[str, list[str]]:
     """Return words that a command takes, for the end of its help."""
-    from oncurve.base.shipped import PRESETS, RECIPES, shipped
+    from oncurve.base.paths import PRESETS, RECIPES, shipped
 
     if name in ("train", "config show", "config explain", "data check", "reward check", "init"):
         recipes = [each for each in shipped(RECIPES) if "/" not in each]

@@ -204,7 +204,8 @@ def export(
     """Write the policy of a checkpoint in Hugging Face form, with a model card; the run may be going on."""
     from oncurve.run import RunDirectory
 
-    RunDirectory.check_run(directory)
+    if push is None:
+        RunDirectory.check_run(directory)
     from oncurve.run import check_repository, export_run, push_export
 
     if push is not None:

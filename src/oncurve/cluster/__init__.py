@@ -1,9 +1,8 @@
 """More processes than one: the ranks of a learner, the workers of a rollout, and the fleets that they run in.
 
 settings.py      the kinds of `[cluster]`
-keys.py          what a cluster does, and the settings of all kinds that have several processes
-facts.py         what other parts need to know of them; sentences.py: what the plan says
-making.py        how ranks and workers are made by these settings
+facts.py         what other parts need to know of them
+making.py        what a cluster does, the settings of all kinds that have several processes, and how these are made
 ranks/           a learner of several ranks that each have the whole model
 sharding/        a learner whose ranks divide the model among them by FSDP2
 workers/         a rollout engine of several workers, which decode fixed shards by one version of the weights
@@ -17,7 +16,7 @@ Built and not run: GPUs (processes/fleets/devices.py).
 Not covered: shards of a model on GPUs, ranks of a critic, the training of reward models.
 """
 
-from oncurve.cluster.keys import Cluster as Cluster
+from oncurve.cluster.making import Cluster as Cluster
 from oncurve.cluster.settings import (
     CLUSTER_KINDS as CLUSTER_KINDS,
     HostCluster as HostCluster,

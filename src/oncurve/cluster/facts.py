@@ -21,7 +21,7 @@ class ClusterFacts:
     shard_groups     groups that a worker decodes together, or as many as have `LEAST_ROWS`
     lag              step n trains what the weights after step n - 1 - lag wrote
     served           vLLM servers sample: they take and give token ids alone, and are not exact
-    sentences        what the plan says of it
+    least_rows       that a worker decodes together
     """
 
     alone: bool = True
@@ -33,7 +33,7 @@ class ClusterFacts:
     shard_groups: int = 1
     lag: int = 0
     served: bool = False
-    sentences: tuple[str, ...] = ()
+    least_rows: int = LEAST_ROWS
 
     def idle_workers(self, groups: int, group_size: int) -> int:
         """Return how many workers have nothing to do in a rollout of so many groups."""

@@ -11,8 +11,7 @@ import torch
 from pydantic import field_validator
 
 from oncurve.base.errors import ConfigError
-from oncurve.cluster.keys import Cluster
-from oncurve.cluster.making import Part, ProcessCluster
+from oncurve.cluster.making import Cluster, Part, ProcessCluster
 from oncurve.components import Component, Impossible, check_of
 from oncurve.processes.fleets import Fleet, Gpus, HostFleet, Placement, RayFleet, check_address, missing
 
@@ -69,7 +68,8 @@ class RayCluster(ProcessCluster):
     def fleet(self, make: Callable[[], Any], places: int, part: Part, gpus: Gpus | None = None) -> Fleet:
         """Return `places` processes on the cluster's machines."""
         each = self.rollout_gpus if part == "workers" else 1
-        settings = {"address": self.address, "threads": self.threads_per_process, "gpus": gpus, "each": each}
+        threads = max(self.rank_threads, self.worker_threads)
+        settings = {"address": self.address, "threads": threads, "gpus": gpus, "each": each}
         return RayFleet(make, places, self.silence_seconds, **settings)
 
 

@@ -18,6 +18,7 @@ from oncurve.components.spec import (
     build as build,
     component_class as component_class,
     kind_of as kind_of,
+    leaf_types as leaf_types,
     misstated as misstated,
     nested_in as nested_in,
     refuse_extremes_in as refuse_extremes_in,

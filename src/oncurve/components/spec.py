@@ -52,10 +52,10 @@ class Component(BaseModel):
     @classmethod
     def _no_silent_conversion(cls, value: Any, info: ValidationInfo) -> Any:
         field = cls.model_fields.get(info.field_name or "")
-        return value if field is None else _checked(value, _leaf_types(field.annotation))
+        return value if field is None else _checked(value, leaf_types(field.annotation))
 
 
-def _leaf_types(annotation: Any) -> set[Any]:
+def leaf_types(annotation: Any) -> set[Any]:
     """Return the scalar types an annotation mentions: `tuple[float, ...] | None` -> {float, NoneType}; literals by
     type.
     """
@@ -63,11 +63,11 @@ def _leaf_types(annotation: Any) -> set[Any]:
     if origin is Literal:
         return {type(choice) for choice in typing.get_args(annotation)}
     if origin is typing.Annotated:
-        return _leaf_types(typing.get_args(annotation)[0])
+        return leaf_types(typing.get_args(annotation)[0])
     if origin is None:
         return {annotation}
     if origin in (typing.Union, types.UnionType, tuple, list, set, frozenset):
-        return set().union(*(_leaf_types(inner) for inner in typing.get_args(annotation) if inner is not Ellipsis))
+        return set().union(*(leaf_types(inner) for inner in typing.get_args(annotation) if inner is not Ellipsis))
     return {origin}
 
 
@@ -377,6 +377,6 @@ def _keys_at(cls: type[BaseModel] | None, names: list[str]) -> list[str]:
     """Return the keys of the table at `names` below `cls`, by its nested models."""
     for name in names:
         field = cls.model_fields.get(name) if cls is not None else None
-        leaves = _leaf_types(field.annotation) if field is not None else set()
+        leaves = leaf_types(field.annotation) if field is not None else set()
         cls = next((leaf for leaf in leaves if isinstance(leaf, type) and issubclass(leaf, BaseModel)), None)
     return list(cls.model_fields) if cls is not None else []

@@ -20,8 +20,17 @@ import yaml
 
 from oncurve.base.errors import ConfigError, command, shown, suggest
 from oncurve.base.hints import method_for
-from oncurve.base.paths import is_data_set_id, names_rows, not_a_file, usable_path, working_directory
-from oncurve.base.shipped import PRESETS as PRESETS, RECIPES as RECIPES, SUFFIXES, shipped as shipped
+from oncurve.base.paths import (
+    PRESETS as PRESETS,
+    RECIPES as RECIPES,
+    SUFFIXES,
+    is_data_set_id,
+    names_rows,
+    not_a_file,
+    shipped as shipped,
+    usable_path,
+    working_directory,
+)
 from oncurve.config.yaml_text import read_yaml
 
 DATA_KEYS = {("data", "path"), ("data", "eval_path"), ("sft", "data"), ("sft", "eval_data")}
@@ -102,7 +111,8 @@ def _add(file: Path, given: list[Path] | None, above: tuple[Path, ...], layers: 
     for found in files:
         _add(found, None, (*above, file), layers)
     complete = table.pop("resolved", False) is True
-    layers[file] = replace(from_mapping(table, _called(file), file.parent, complete), file=file)
+    name = f"preset {file.stem}" if file.parent == PRESETS else str(file)
+    layers[file] = replace(from_mapping(table, name, file.parent, complete), file=file)
 
 
 def _names(extends: Any, where: str) -> list[str]:
@@ -111,10 +121,6 @@ def _names(extends: Any, where: str) -> list[str]:
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{where}: expected a preset's name or a file, or a list of them, got {shown(extends)}")
     return names
-
-
-def _called(file: Path) -> str:
-    return f"preset {file.stem}" if file.parent == PRESETS else str(file)
 
 
 def names_recipe(name: str) -> bool:

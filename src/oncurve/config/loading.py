@@ -18,7 +18,7 @@ from oncurve.base.errors import ConfigError, command, shown
 from oncurve.base.imports import looking
 from oncurve.base.output import complain
 from oncurve.base.paths import working_directory
-from oncurve.components import Component, component_class, kind_of, nested_in
+from oncurve.components import Component, component_class, kind_of, leaf_types, nested_in
 from oncurve.config.layers import Layer, from_mapping, from_overrides, read_layers
 from oncurve.config.rules.combinations import check_config
 from oncurve.config.rules.without_effect import check_inert
@@ -147,20 +147,6 @@ def _code_as_path(
         yield (path[0], "path"), value
 
 
-TABLES = {
-    ("data", "chat_template_kwargs"),
-    ("data", "columns"),
-    ("sft", "columns"),
-    ("advantage", "base"),
-    ("environment", "path"),
-    ("environment", "settings"),
-    ("environment", "env_config"),
-    ("environment", "calls"),
-    ("data", "config"),
-    ("rewards", "kwargs"),
-}
-"""Settings that are tables, so that a third part of a key changes one entry: `data.chat_template_kwargs.x=1`."""
-
 RIVALS = (("run.steps", "run.epochs"), ("learner.warmup_steps", "learner.warmup_ratio"), ("sft.steps", "sft.epochs"))
 """Keys of which one says what the other would: the later layer's counts."""
 
@@ -180,6 +166,14 @@ def _drop_rivals(tables: dict[str, Any], layer: Layer) -> None:
             tables[section] = {key: value for key, value in tables.get(section, {}).items() if key != name}
 
 
+def _is_table(kinds: Mapping[str, type[Component]], key: str) -> bool:
+    """Return whether a setting is a table, so that a third part of a key changes one entry: `data.columns.prompt=q`."""
+    fields = [cls.model_fields[key] for cls in kinds.values() if key in cls.model_fields]
+    return any(key in cls.nested for cls in kinds.values()) or any(
+        leaf_types(field.annotation) & {dict, Mapping} for field in fields
+    )
+
+
 def _assign(tables: dict[str, Any], path: tuple[str | int, ...], value: Any, schema: Schema[Any]) -> None:
     section, keys, sections = str(path[0]), path[1:], schema.sections
     if not keys:
@@ -190,7 +184,7 @@ def _assign(tables: dict[str, Any], path: tuple[str | int, ...], value: Any, sch
         tables[section] = value
     elif section == "rewards":
         _assign_reward(tables, keys, value)
-    elif len(keys) == 2 and (section, keys[0]) in TABLES:
+    elif len(keys) == 2 and section in sections and _is_table(sections[section].kinds, str(keys[0])):
         told = tables.get(section, {}).get(str(keys[0]))
         _assign(tables, path[:2], {**(told if isinstance(told, Mapping) else {}), str(keys[1]): value}, schema)
     elif len(keys) == 1:
@@ -213,7 +207,7 @@ def _assign_reward(tables: dict[str, Any], keys: tuple[str | int, ...], value: A
         for item in tables.get("rewards", ())
     ]
     where = f"rewards.{'.'.join(map(str, keys))}"
-    if isinstance(index, int) and index < len(items) and len(rest) == 2 and ("rewards", rest[0]) in TABLES:
+    if isinstance(index, int) and index < len(items) and len(rest) == 2 and _is_table(REWARD_KINDS, str(rest[0])):
         told = items[index].get(str(rest[0]), {})
         rest, value = rest[:1], {**told, str(rest[1]): value}
     if not isinstance(index, int) or len(rest) > 1:

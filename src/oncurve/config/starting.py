@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from oncurve.base.errors import ConfigError, command, shown, suggest
-from oncurve.base.paths import usable_path
-from oncurve.base.shipped import RECIPES, SUFFIXES, shipped
+from oncurve.base.paths import RECIPES, SUFFIXES, shipped, usable_path
 from oncurve.config.layers import CODE_PATH
 
 _QUOTED = re.compile(r'"([^"\n]+)"')
@@ -33,12 +32,12 @@ def write_recipe(name: str, out: Path | None = None) -> list[Path]:
     if file.suffix not in SUFFIXES[:1]:
         raise ConfigError(f"--out {file}: a recipe's name ends in .toml")
     texts = {file: _adapted(source, name, file)}
-    for found in _QUOTED.finditer(_settings(source.read_text(encoding="utf-8"))):
+    lines = source.read_text(encoding="utf-8").splitlines()
+    for found in _QUOTED.finditer("\n".join(line for line in lines if not line.startswith("#"))):
         code = CODE_PATH.fullmatch(found[1])
         named = found[1] if code is None else code[1]
-        if code is not None or (
-            named.endswith(".jsonl") and (source.parent / named).is_file()
-        ):  # others are the user's
+        of_the_package = named.endswith(".jsonl") and (source.parent / named).is_file()  # others are the user's
+        if code is not None or of_the_package:
             texts[file.parent / named] = (source.parent / named).read_text(encoding="utf-8")
     taken = [str(path) for path in texts if path.exists() or path.is_symlink()]
     if taken:
@@ -51,11 +50,6 @@ def write_recipe(name: str, out: Path | None = None) -> list[Path]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
     return list(texts)
-
-
-def _settings(text: str) -> str:
-    """Return the lines that are no comments."""
-    return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
 
 
 def _adapted(source: Path, name: str, file: Path) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from oncurve.base.errors import ConfigError
 from oncurve.base.imports import trust_now
 from oncurve.base.output import complain, visible
-from oncurve.base.shipped import PRESETS, RECIPES
+from oncurve.base.paths import PRESETS, RECIPES
 from oncurve.config.layers import CODE_PATH, MODULE_PATH, Layer, from_mapping
 
 SIGNATURES = "signatures"
@@ -33,6 +33,7 @@ TEXTS = ("template", "system", "name", "model", "stop", "pattern")
 _WHOLE = ("vllm_arguments", "command")
 """Lists that are one command."""
 
+SENDING = {("tracking", "to", "wandb"), ("tracking", "to", "trackio")}
 OF_A_RUN = ("run.json", "environment.json", ".lock", "metrics.jsonl", "checkpoints", "model")
 
 
@@ -77,7 +78,9 @@ def check_trust(layers: Sequence[Layer]) -> None:
         if file is None or file in trust.seen or file.is_relative_to(PRESETS) or file.is_relative_to(RECIPES):
             continue
         lines = [line for line in brought(layer.assignments) if line not in trust.known]
-        of_run = layer.of_run or _is_of_run(file)
+        of_run = layer.of_run or (
+            file.name == "config.toml" and any((file.parent / name).exists() for name in OF_A_RUN)
+        )
         if of_run:
             lines = unsigned(file.parent, lines)
         if lines and not trust.given and (of_run or file.stat().st_uid != os.getuid()):
@@ -107,18 +110,10 @@ def _brought(path: tuple[str | int, ...], value: Any) -> Iterator[str]:
         yield f"environment variable {value} ({key})"
     elif name in ("trust_remote_code", *_WHOLE) and value:
         yield f"{key} = {json.dumps(value, default=str)}"
-    elif isinstance(value, str) and ("://" in value or path == ("cluster", "address") or _sends(path, value)):
+    elif isinstance(value, str) and ("://" in value or path == ("cluster", "address") or (*path[:2], value) in SENDING):
         yield f"address {value} ({key})"
     elif isinstance(value, str) and name not in TEXTS and (CODE_PATH.fullmatch(value) or MODULE_PATH.fullmatch(value)):
         yield f"code {value} ({key})"
-
-
-def _sends(path: tuple[str | int, ...], value: str) -> bool:
-    return path[:2] == ("tracking", "to") and value in ("wandb", "trackio")
-
-
-def _is_of_run(file: Path) -> bool:
-    return file.name == "config.toml" and any((file.parent / name).exists() for name in OF_A_RUN)
 
 
 def _ask(file: Path, lines: Sequence[str], asks: bool) -> None:

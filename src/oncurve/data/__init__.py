@@ -11,11 +11,6 @@ from oncurve.data.demonstrations import (
 )
 from oncurve.data.files import Files as Files
 from oncurve.data.formats import read_file as read_file
-from oncurve.data.generated import (
-    ReasoningGymRows as ReasoningGymRows,
-    Seeds as Seeds,
-    TaskRows as TaskRows,
-)
 from oncurve.data.order import (
     Counts as Counts,
     PassRateOrder as PassRateOrder,
@@ -41,6 +36,9 @@ from oncurve.data.settings import (
 from oncurve.data.sources import (
     DATA_KINDS as DATA_KINDS,
     InMemory as InMemory,
+    ReasoningGymRows as ReasoningGymRows,
+    Seeds as Seeds,
+    TaskRows as TaskRows,
     load_eval_rows as load_eval_rows,
     load_rows as load_rows,
     read_rows as read_rows,

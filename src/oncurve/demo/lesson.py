@@ -14,6 +14,7 @@ from rich.text import Text
 
 from oncurve.base.output import visible
 from oncurve.display import is_plain, one_line, printable, wrapped
+from oncurve.report import rendered
 from oncurve.trainer import StepResult
 from oncurve.types import Group
 
@@ -49,20 +50,10 @@ def explain_group(known: Sequence[tuple[float, float]], asked: int) -> str:
     known   reward and advantage of each valid completion
     asked   the number of completions
     """
-    count, rewards = len(known), [reward for reward, _ in known]
+    rewards = [reward for reward, _ in known]
     mean, deviation = statistics.fmean(rewards), statistics.stdev(rewards)
-    worked = (f"  ({r:g} - {mean:.2f}) / {deviation:.2f} = {a:+.2f}" for r, a in (max(known), min(known)))
-    lines = (
-        f"The same model answered the same question {asked} times. There is no solution to imitate and no second "
-        "model that scores: each answer is compared with the others of its group.",
-        f"The mean reward is {mean:.2f}, the standard deviation {deviation:.2f} (the squared distances are divided by "
-        f"{count} - 1 = {count - 1}: {count} are a sample of all possible ones); "
-        "advantage = (reward - mean) / standard deviation:",
-        *worked,
-        "One step of GRPO makes the tokens of answers above the mean (+) more likely, and those below (-) less likely: "
-        "the further from the mean, the more.",
-    )
-    return "\n".join(lines)
+    numbers = {"asked": asked, "count": len(known), "mean": mean, "deviation": deviation}
+    return rendered("lesson.j2", worked=(max(known), min(known)), **numbers)
 
 
 def show_group(console: Console, group: Group, advantages: Sequence[float], title: str) -> None:

@@ -19,7 +19,7 @@ from oncurve.config import load_config
 from oncurve.demo.lesson import Lesson, show_before_after
 from oncurve.display import Screen, say
 from oncurve.evaluate import Interval, paired_difference, wilson
-from oncurve.report import EvaluationFiles
+from oncurve.report import EvaluationFiles, rendered
 from oncurve.run import Run, RunDirectory, assemble, create_directory, finish, free_directory
 from oncurve.trainer import peak_memory_bytes
 
@@ -43,7 +43,7 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False) -> s
     say(console, "oncurve demo: GRPO trains a tiny language model to work a problem out before it answers.", "")
     with assemble(config, base) as run:
         create_directory(run, out)
-        introduce(console, run)
+        say(console, *introduction(run), "")
         stopped = finish(run, console, Lesson(console))
     if stopped is None:
         steps = config.run.steps
@@ -61,17 +61,11 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False) -> s
     return stopped
 
 
-def introduce(console: Console, run: Run) -> None:
-    """The model and the task, in words; the plan follows."""
-    threads = torch.get_num_threads()
-    say(
-        console,
-        f"machine  {threads} thread{'s' if threads != 1 else ''} of {os.cpu_count()} processors",
-        f"model    {run.facts().parameters:,} parameters, shipped with oncurve; it writes fluently and reasons badly",
-        f"task     word problems, e.g.  {run.eval_prompts[0].text.strip()}",
-        "reward   1 if the number after #### is right, else 0. The model gets no other signal.",
-        "",
-    )
+def introduction(run: Run) -> list[str]:
+    """Return the model and the task in words, a line each; the plan follows."""
+    machine = {"threads": torch.get_num_threads(), "processors": os.cpu_count()}
+    about = {"parameters": run.facts().parameters, "problem": run.eval_prompts[0].text}
+    return rendered("demo.j2", **machine, **about).splitlines()
 
 
 def conclude(

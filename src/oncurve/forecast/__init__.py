@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     )
     from oncurve.forecast.machines import MACHINES as MACHINES, Machine as Machine
     from oncurve.forecast.shapes import MODELS as MODELS, ModelShape as ModelShape
-    from oncurve.forecast.unloaded import read_model_config as read_model_config, room_for_prompts as room_for_prompts
+    from oncurve.forecast.unloaded import (
+        read_model_config as read_model_config,
+        room_for_prompts as room_for_prompts,
+        stored_tokenizer as stored_tokenizer,
+    )
 
 
 __getattr__, __all__ = lazily(__name__)

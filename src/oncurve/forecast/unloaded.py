@@ -13,7 +13,7 @@ from oncurve.advantages import teacher_of
 from oncurve.base.errors import ConfigError, ModelError, UserError
 from oncurve.config import RunConfig
 from oncurve.data import Demonstrations, Prompts, Rows, load_rows, open_demonstrations, open_prompts
-from oncurve.models.loading import eos_ids_of, explained, load_config, load_tokenizer, online
+from oncurve.models.loading import directory_of, eos_ids_of, explained, load_config, load_tokenizer, online
 
 ASSUMED_PROMPT = 256
 SAMPLED_PROMPTS = 256
@@ -62,7 +62,7 @@ def prompt_lengths(
         return (assumed,) * count, [f"prompts are taken to have {assumed} tokens (--prompt-tokens)"]
     try:
         rows = load_rows(config.data, base)
-        tokenizer = load_tokenizer(*_place(config.model.source(weights=False)), config.model.trust_remote_code)
+        tokenizer = stored_tokenizer(config)
     except UserError as error:
         raise type(error)(f"{error}\nWithout it, say how long prompts are: --prompt-tokens 256") from error
     if not len(rows):
@@ -78,7 +78,7 @@ def demonstration_lengths(config: RunConfig, base: Path | None, row: int | None)
     has more tokens than the `row` that the model takes.
     """
     found = config.sft.load(config.data, base)
-    tokenizer = load_tokenizer(*_place(config.model.source(weights=False)), config.model.trust_remote_code)
+    tokenizer = stored_tokenizer(config)
     prompts, whole = Prompts(_few(found.train), found.settings, tokenizer), found.whole or config.sft.train_on_prompts
     longest = min(filter(None, (row, config.sft.max_length)), default=None)
     drop = config.data.overlong == "drop"
@@ -86,6 +86,13 @@ def demonstration_lengths(config: RunConfig, base: Path | None, row: int | None)
     asked = [made[index] for index in range(len(made))]
     completions = [len(made.completion(prompt).ids) for prompt in asked]
     return _spread([len(prompt.ids) for prompt in asked], config.data.prompts_per_step), max(completions)
+
+
+def stored_tokenizer(config: RunConfig) -> Any:
+    """Return the policy's tokenizer, read without its weights. Raises ModelError: there is no such model."""
+    source = config.model.source(weights=False)
+    directory_of(source)  # of a wrong path it says what is wrong
+    return load_tokenizer(*_place(source), config.model.trust_remote_code)
 
 
 def _few(rows: Rows) -> Rows:

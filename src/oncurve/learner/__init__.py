@@ -1,6 +1,7 @@
 """The learner: owns weights and optimizer, and turns a batch with advantages and weights into one update."""
 
 from oncurve.learner.actor_critic import ActorCritic as ActorCritic, SharedActorCritic as SharedActorCritic
+from oncurve.learner.budget import of_the_whole as of_the_whole
 from oncurve.learner.kinds import (
     CRITIC_KINDS as CRITIC_KINDS,
     LEARNER_KINDS as LEARNER_KINDS,
@@ -23,7 +24,12 @@ from oncurve.learner.optimizer.update import (
     Schedule as Schedule,
     scheduled_rate as scheduled_rate,
 )
-from oncurve.learner.policy import Accumulated as Accumulated, LocalLearner as LocalLearner
+from oncurve.learner.policy import (
+    Accumulated as Accumulated,
+    LocalLearner as LocalLearner,
+    state_of as state_of,
+    take_over as take_over,
+)
 from oncurve.learner.protocol import Learner as Learner, UpdateResult as UpdateResult
 from oncurve.learner.reference import (
     AdapterReference as AdapterReference,
@@ -33,7 +39,5 @@ from oncurve.learner.reference import (
     as_read as as_read,
     is_apart as is_apart,
 )
-from oncurve.learner.scoring import of_the_whole as of_the_whole
 from oncurve.learner.settings import LearnerSettings as LearnerSettings
 from oncurve.learner.stored_once import FROZEN as FROZEN, KnownByHash as KnownByHash
-from oncurve.learner.transfer import state_of as state_of, take_over as take_over

@@ -1,17 +1,21 @@
-"""The tokens of one micro-batch: as the settings say, halved for the rest of the run when memory runs out.
+"""Passes over a batch in micro-batches: as many tokens as the settings say, halved for the rest of the run when memory
+runs out; and token statistics of a whole batch, without a gradient.
 
-Before that, decoding gives back what it keeps from rollout to rollout, now and before every later pass.
+Before they are halved, decoding gives back what it keeps from rollout to rollout, now and before every later pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+from torch.nn.functional import pad
 
 from oncurve.base.errors import TrainingError
-from oncurve.types import TrainBatch
+from oncurve.batching import micro_batches
+from oncurve.models import CausalModel, token_stats
+from oncurve.types import TokenStats, TrainBatch
 
 Result = TypeVar("Result")
 
@@ -54,7 +58,7 @@ class Budget:
 
     def _free(self) -> bool:
         freed = self._free_decoding()
-        if freed and torch.cuda.is_available():
+        if freed:
             torch.cuda.empty_cache()
         return freed
 
@@ -72,5 +76,32 @@ class Budget:
             )
         self.tokens = max(1, min(self.tokens, whole) // 2)
         self.halved += 1
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # nothing where no GPU is used
+
+
+OBSERVED = frozenset({"entropy"})
+"""Statistics that every update logs, computed without a gradient unless the loss needs one."""
+
+
+@torch.no_grad()
+def scored_stats(
+    model: CausalModel,
+    batch: TrainBatch,
+    temperature: float,
+    tokens_per_micro_batch: int,
+    want: frozenset[str] = frozenset(),
+) -> TokenStats:
+    """Return log-probs `(B, T)` of the batch's completions under `model`, and the entropy if it is in `want`."""
+    pieces = [
+        token_stats(model, micro, temperature=temperature, observe=want & OBSERVED)
+        for micro in micro_batches(batch, tokens_per_micro_batch)
+    ]
+    return of_the_whole(batch, pieces, want)
+
+
+def of_the_whole(batch: TrainBatch, pieces: Sequence[TokenStats], want: frozenset[str]) -> TokenStats:
+    """Return the statistics of the batch's micro-batches as its own, padded to its width."""
+    width, device = batch.completion_ids.shape[1], batch.completion_ids.device
+    columns = ["logprobs", *(want & OBSERVED)]
+    wide = [[pad(getattr(piece, name), (0, width - piece.logprobs.shape[1])) for piece in pieces] for name in columns]
+    return TokenStats(**{name: torch.cat(found).to(device) for name, found in zip(columns, wide, strict=True)})

@@ -2,9 +2,8 @@
 
 `V_t = V(q, o_<t)` is read off the hidden state that predicts token t: the last prompt token's for t = 1.
 
-values.py         reading values off hidden states
-value_network.py  the critic with a network of its own
-actor_critic.py   policy and critic as one learner
+values.py        reading values off hidden states
+actor_critic.py  the critic with a network of its own, and policy and critic as one learner
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from pydantic import Field
 
 from oncurve.base.errors import ConfigError
 from oncurve.components import Component, check_of, lacking
-from oncurve.learner.actor_critic import ActorCritic, SharedActorCritic
+from oncurve.learner.actor_critic import ActorCritic, OwnCritic, SharedActorCritic
 from oncurve.learner.policy import LocalLearner
 from oncurve.learner.protocol import Learner
-from oncurve.learner.settings import UNBUILT, LearnerSettings
-from oncurve.learner.value_network import OwnCritic
+from oncurve.learner.settings import LearnerSettings
 from oncurve.losses import Objective, Regularizer, ValueLoss
 from oncurve.models import CausalModel
 
@@ -120,7 +118,8 @@ def check_learner_settings(component: object) -> str | None:
     """Return what is wrong with a component as `[learner]`, or None."""
     if isinstance(component, LearnerSettings) and type(component).build is not LearnerSettings.build:
         return None
-    return UNBUILT.format(type(component).__name__)
+    name = type(component).__name__
+    return f"{name} must derive from oncurve.learner.LearnerConfig, or from LearnerSettings with a build of its own"
 
 
 def check_learner(learner: Learner) -> Learner:

@@ -14,7 +14,7 @@ from torch import Tensor
 from oncurve.base.errors import CheckpointError, ConfigError
 from oncurve.batching import micro_batches
 from oncurve.durable import LazyTensors
-from oncurve.learner.budget import Budget
+from oncurve.learner.budget import OBSERVED, Budget, scored_stats
 from oncurve.learner.gradient_rows import (
     observe_mismatch,
     observe_rows_without_gradient,
@@ -25,7 +25,6 @@ from oncurve.learner.optimizer.sparse import sparse_embeddings
 from oncurve.learner.optimizer.update import MasterAdamW, Pace
 from oncurve.learner.protocol import UpdateResult
 from oncurve.learner.reference import Reference, Teacher
-from oncurve.learner.scoring import OBSERVED, scored_stats
 from oncurve.learner.settings import LearnerSettings
 from oncurve.learner.values import ValueReader
 from oncurve.losses import Objective, Regularizer, ValueLoss, objective_loss
@@ -316,3 +315,29 @@ def _check_reference(objective: Objective, needs: frozenset[str], reference: Ref
             f"objective.kind: {type(objective).__name__} needs full_kl, the distance from a reference, and there is "
             "none; set kl.coef above 0, or give a reference model"
         )
+
+
+def state_of(learner: LocalLearner) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return all that the next update needs: a record, and tensors, which are views, valid until the next update.
+
+    An adapter's base model is not among them.
+    """
+    record = {"attempts": learner.pace.attempts, "steps": learner.optimizer.steps, "tokens": learner.budget.tokens}
+    parts = {"optimizer": learner.optimizer.state(), "frozen": learner.optimizer.frozen_here}
+    if learner.reference is not None:
+        record["reference"] = learner.reference.version
+        parts["reference"] = learner.reference.state()
+    return record, {f"{part}.{name}": tensor for part, found in parts.items() for name, tensor in found.items()}
+
+
+def take_over(learner: LocalLearner, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Make `learner` as the one whose `state_of` this is, bit for bit. Raises CheckpointError: it has another model."""
+    parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "frozen": {}, "reference": {}}
+    for name, tensor in tensors.items():
+        part, _, own = name.partition(".")
+        parts[part][own] = tensor
+    if learner.reference is not None and "reference" in record:
+        learner.reference.take_over(record["reference"], parts["reference"])
+    learner.optimizer.load_state(parts["optimizer"], record["steps"], parts["frozen"])
+    learner.pace.attempts = record["attempts"]
+    learner.budget.lower_to(record["tokens"])

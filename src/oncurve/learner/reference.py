@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from oncurve.base.errors import CheckpointError, ModelError
 from oncurve.batching import micro_batches
 from oncurve.components import Component
-from oncurve.learner.budget import Budget
+from oncurve.learner.budget import Budget, scored_stats
 from oncurve.learner.optimizer.masters import HALF
-from oncurve.learner.scoring import scored_stats
 from oncurve.learner.stored_once import StoredOnce
 from oncurve.models import Adapter, CausalModel, Head
 from oncurve.types import TrainBatch

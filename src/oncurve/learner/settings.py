@@ -7,14 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from oncurve.base.errors import ConfigError
 from oncurve.components import Component, Impossible
 from oncurve.learner.optimizer.update import MasterKind, MomentKind, Schedule
 from oncurve.learner.protocol import Learner
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
-
-UNBUILT = "{} must derive from oncurve.learner.LearnerConfig, or from LearnerSettings with a build of its own"
 
 
 class LearnerSettings(Component):
@@ -107,7 +104,5 @@ class LearnerSettings(Component):
         return False
 
     def build(self, *parts: Any, **more: Any) -> Learner:
-        """Return the learner of a run; `LearnerConfig.build` says what it is given. Raises ConfigError: the class has
-        none.
-        """
-        raise ConfigError(f"learner.kind: {UNBUILT.format(type(self).__name__)}")
+        """Return the learner of a run; `LearnerConfig.build` says what it is given."""
+        raise TypeError(f"{type(self).__name__} must define build()")

@@ -30,7 +30,7 @@ from typing import NoReturn
 
 from oncurve.base.closing import reap
 from oncurve.processes.causes import how_it_ended
-from oncurve.processes.spawn import END, WATCHED, adopt_orphans, end_with, exit_as, start_python, supervise
+from oncurve.processes.spawn import END, become_supervisor, end_with, exit_as, start_python, supervise
 
 _END_SECONDS = 5.0
 _LONGEST_WORDS = 300
@@ -111,9 +111,7 @@ def mind(path: str, worker: str) -> NoReturn:
 
     The signals by which a scheduler ends all processes of a job stay blocked: the end of the worker follows.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-    adopt_orphans()
-    end_with(int(worker), END)
+    become_supervisor(int(worker))
     own, status = os.getpid(), None
 
     def prepare() -> None:

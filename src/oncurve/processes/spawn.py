@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -58,6 +59,17 @@ def start_python(target: str, *arguments: str, **settings: Any) -> subprocess.Po
         return subprocess.Popen([sys.executable, "-P", "-c", _BOOT, source, target, *arguments], **settings)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def feed(child: subprocess.Popen[bytes], data: bytes) -> None:
+    """Write `data`, which may be as large as a model, to a child's standard input, and close it, in a thread."""
+
+    def work() -> None:
+        assert child.stdin is not None
+        with contextlib.suppress(OSError), child.stdin as stdin:  # it has ended
+            stdin.write(data)
+
+    threading.Thread(target=work, daemon=True).start()
 
 
 def unblock() -> None:
@@ -122,9 +134,14 @@ def begin_nursery(descriptor: str, target: str) -> NoReturn:
     leave()
 
 
-def adopt_orphans() -> None:
-    """Become the parent of what is left of this process's children."""
+def become_supervisor(parent: int) -> None:
+    """Become the parent of what is left of this process's children, and get the signal `END` when `parent` ends.
+
+    The signals that `supervise` waits for are blocked from now on.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     _ask_kernel(_PR_SET_CHILD_SUBREAPER, 1)
+    end_with(parent, END)
 
 
 def supervise(child: int) -> int | None:

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from oncurve.report.groups import answer_column as answer_column, answer_of_row as answer_of_row
     from oncurve.report.index import RolloutIndex as RolloutIndex
     from oncurve.report.page import render_report as render_report, write_report as write_report
-    from oncurve.report.records import RunRecord as RunRecord, group_record as group_record, read_run as read_run
+    from oncurve.report.records import (
+        RunRecord as RunRecord,
+        group_record as group_record,
+        plain as plain,
+        read_run as read_run,
+    )
     from oncurve.report.rollouts import (
         TOKENS as TOKENS,
         RolloutFiles as RolloutFiles,
@@ -29,8 +34,8 @@ if TYPE_CHECKING:
         table as table,
     )
     from oncurve.report.shown import (
-        Groups as Groups,
         Page as Page,
+        ShownGroups as ShownGroups,
         charts_page as charts_page,
         report_page as report_page,
     )

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oncurve.metrics import short
 from oncurve.report.records import RunRecord
 from oncurve.steps import pieces
 
@@ -68,29 +67,17 @@ def shown_group(step: int | None, group: Mapping[str, Any], named: str | None = 
         completions = [completions[round(rank * (total - 1) / last)] for rank in range(COMPLETIONS_SHOWN)]
     largest = max((abs(item.get("advantage") or 0.0) for item in completions), default=0.0) or 1.0
     rewards = _rewards(group)
-    if step is None:  # sampled to look at, and not trained on
-        summary = f"Mean reward {short(math.fsum(rewards) / len(rewards))}." if rewards else ""
-    else:
-        signal = any(item.get("advantage") for item in completions)
-        summary = _summary(rewards, signal, len(completions), total)
     return {
         "step": step,
         "prompt": group["prompt"]["text"][:LONGEST_TEXT],
         "answer": (answer_of_row(group["prompt"].get("columns") or {}, named) or "")[:LONGEST_TEXT],
-        "summary": summary,
+        "rewards": rewards,
+        "mean": math.fsum(rewards) / len(rewards) if rewards else None,
+        "deviation": _spread(group) / math.sqrt(max(1, len(rewards) - 1)),
+        "constant": len(set(rewards)) == 1 and not any(item.get("advantage") for item in completions),
+        "total": total,
         "completions": [_shown_completion(item, largest) for item in completions],
     }
-
-
-def _summary(rewards: Sequence[float], signal: bool, shown: int, total: int) -> str:
-    some = f" {shown} of {total} completions are shown." if shown < total else ""
-    if not rewards:
-        return "No completion has a reward yet." + some
-    mean = math.fsum(rewards) / len(rewards)
-    if min(rewards) == max(rewards) and not signal:
-        return f"All rewards are {short(mean)}: every advantage is 0, and this group teaches nothing." + some
-    deviation = math.hypot(*(reward - mean for reward in rewards)) / math.sqrt(max(1, len(rewards) - 1))
-    return f"Mean reward {short(mean)}, standard deviation {short(deviation)}." + some
 
 
 def _shown_completion(item: Mapping[str, Any], largest: float) -> dict[str, Any]:

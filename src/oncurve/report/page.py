@@ -55,14 +55,14 @@ def render_report(run: RunRecord) -> str:
     return rendered(
         "report.html.j2",
         name=str(run.setting("run", "name") or run.directory.resolve().name),
-        facts=_facts(run),
+        run=run,
+        config=config,
+        seconds=round(math.fsum(line.get("time/step", 0.0) for line in metrics)),
         tiles=_tiles(run),
-        damage=run.damage,
         charts=charts_of(featured, metrics),
         more_charts=charts_of([key for key in keys if key not in featured], metrics),
         begin=shown_groups(run, run.steps[:1]),
         end=shown_groups(run, run.steps[-1:] if len(run.steps) > 1 else ()),
-        config=run.config_text,
         environment={key: str(value) for key, value in (run.environment or {}).items()},
         advantage=None if advantage is None else described(advantage),
     )
@@ -73,32 +73,6 @@ def _featured(keys: Sequence[str]) -> list[str]:
     found = {"rewards/": parts if len(parts) > 1 else []}
     featured = FEATURED if "reward/mean" in keys else ("policy/objective_loss", "eval/loss", *FEATURED)
     return [key for name in featured for key in found.get(name, [name] if name in keys else [])]
-
-
-def _facts(run: RunRecord) -> list[str]:
-    """Return the line below the title: the model, the steps, the time, the device."""
-    config, environment = run.config or {}, run.environment or {}
-    facts = [str(value) for value in (run.setting("model", "path"), config.get("extends")) if value]
-    rank, adapter = run.setting("lora", "rank"), run.setting("lora", "path")
-    facts += [f"adapter {adapter}"] if adapter else [f"adapter of rank {rank}"] if rank else []
-    if run.metrics:
-        last = int(run.metrics[-1].get("step", len(run.metrics)))
-        planned = run.setting("run", "steps")
-        facts.append(f"step {last} of {planned}" if planned else f"{last} steps")
-        facts.append(_duration(math.fsum(line.get("time/step", 0.0) for line in run.metrics)))
-    device = environment.get("device")
-    if device:
-        threads = environment.get("threads")
-        facts.append(
-            f"cpu, {threads} thread{'s' if threads != 1 else ''}" if device == "cpu" and threads else str(device)
-        )
-    return facts
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:

@@ -45,10 +45,10 @@ def group_record(group: Group, advantages: Tensor | Sequence[float] | None = Non
         raise ValueError(f"{len(rows)} rows of advantages for {len(group.completions)} completions")
     scores = group.scores or (None,) * len(group.completions)
     prompt = group.prompt
-    columns = {key: _plain(value) for key, value in prompt.columns.items()}
+    columns = {key: plain(value) for key, value in prompt.columns.items()}
     asked: dict[str, Any] = {"id": prompt.id, "text": prompt.text, "ids": list(prompt.ids), "columns": columns}
     if prompt.messages is not None and len(prompt.messages) > 1:
-        asked["messages"] = _plain(prompt.messages)
+        asked["messages"] = plain(prompt.messages)
     return {
         "draw": group.draw,
         "prompt": asked,
@@ -71,23 +71,23 @@ def _completion_record(completion: Completion, score: Score | None, advantages: 
     if completion.trained is not None:
         record["trained"] = list(completion.trained)
     if completion.turns:
-        record["turns"] = [_plain(asdict(turn)) for turn in completion.turns]
-        record["outcome"] = _plain(completion.outcome)
+        record["turns"] = [plain(asdict(turn)) for turn in completion.turns]
+        record["outcome"] = plain(completion.outcome)
     if completion.fault is not None:
         record["fault"] = completion.fault
     if score is not None:
         record |= {
-            "reward": _plain(score.reward) if score.valid and completion.ended != "given" else None,
+            "reward": plain(score.reward) if score.valid and completion.ended != "given" else None,
             "valid": score.valid,
-            "parts": {name: _plain(value) for name, value in score.parts.items()},
+            "parts": {name: plain(value) for name, value in score.parts.items()},
             "fault": score.fault or completion.fault,
         }
         if score.extras:
-            record["extras"] = _plain(score.extras)
+            record["extras"] = plain(score.extras)
         if score.step_ends:
             record |= {
                 "step_ends": list(score.step_ends),
-                "step_rewards": [_plain(reward) for reward in score.step_rewards],
+                "step_rewards": [plain(reward) for reward in score.step_rewards],
                 "step_offsets": list(score.step_offsets),
             }
     return record | _advantage_record(completion, score, advantages)
@@ -97,31 +97,31 @@ def _advantage_record(completion: Completion, score: Score | None, advantages: A
     if advantages is None or (score is not None and not score.valid):
         return {"advantage": None}
     if not isinstance(advantages, list):
-        return {"advantage": _plain(float(advantages))}
+        return {"advantage": plain(float(advantages))}
     values = advantages[: len(completion.ids)] or [0.0]
     own = [each for each, own in zip(values, completion.trained or (True,) * len(values), strict=False) if own] or [0.0]
     if min(own) == max(own):
-        return {"advantage": _plain(own[0])}
+        return {"advantage": plain(own[0])}
     return {"advantage": math.fsum(own) / len(own), "advantages": _plain_numbers(values)}
 
 
 def _plain_numbers(values: Sequence[float]) -> list[float | None]:
     """Return `_plain` of many numbers at once: where the sum is finite, each of them is."""
-    return list(values) if math.isfinite(sum(values)) else [_plain(value) for value in values]
+    return list(values) if math.isfinite(sum(values)) else [plain(value) for value in values]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return `value` as JSON can hold it: no NaN, no infinity; what JSON does not know is written as its text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if hasattr(value, "tolist"):  # scalars and arrays of numpy and torch
-        return _plain(value.tolist())
+        return plain(value.tolist())
     return str(value)
 
 

@@ -10,12 +10,12 @@ from urllib.parse import quote
 
 from oncurve.base.errors import ConfigError, RunDirectoryError
 from oncurve.base.output import visible
-from oncurve.metrics import short
 from oncurve.report.evaluations import EvaluationFiles, compared
 from oncurve.report.groups import ENDINGS, text_of
 from oncurve.report.index import RolloutIndex
 from oncurve.report.records import read_run
 from oncurve.report.rollouts import steps_in_words
+from oncurve.report.templates import figure, one_line, rendered
 
 MOST_CHANGED = 5
 """Tokens that are named, of a group and of each completion."""
@@ -145,48 +145,8 @@ def look_at_flips(
     return found | {"problem": problem, "results": results}
 
 
-def _flips_text(found: Mapping[str, Any]) -> str:
-    steps = f"step {found['first']} to step {found['last']}"
-    if "results" in found:
-        one = found["results"][0]
-        lines = [f"problem {found['problem']}, {steps}   {found['link']}", "", "prompt", *_indented(one["prompt"])]
-        lines += [f"answer: {_one_line(one['answer'] or '-')}"]
-        for each in found["results"]:
-            verdict = {True: "right", False: "wrong", None: "no verdict"}[each["right"]]
-            about = f"{verdict}, reward {_short(each['reward'])}, {_samples(each['samples'])} samples right"
-            lines += ["", f"after step {each['step']}: {about}", *_indented(each["reply"])]
-        return "\n".join(lines)
-    counts = ", ".join(f"{count} {change}" for change, count in found["counts"].items())
-    rows = [("problem", "change", "samples", "prompt", "")]
-    for each in found["problems"]:
-        if " to " in each["change"]:
-            samples = " → ".join(map(_samples, each["samples"]))
-            rows.append((str(each["problem"]), each["change"], samples, _one_line(each["prompt"]), each["link"]))
-    return "\n".join([f"{steps}: {counts}   {found['link']}", *(table(rows) if len(rows) > 1 else ())])
-
-
-def _samples(pair: Sequence[int] | None) -> str:
-    return "-" if pair is None else f"{pair[0]}/{pair[1]}"
-
-
 def show_text(found: Mapping[str, Any]) -> str:
     """Return what `look_at` or `look_at_flips` returns as lines for a terminal."""
-    if "counts" in found:
-        return _flips_text(found)
-    if "rows" in found:
-        names = ("group", "prompt_id", "mean", "spread", "right", "truncated", "invalid", "length", "largest")
-        rows = [(*(_short(row[name]) for name in names), _one_line(row["prompt"])) for row in found["rows"]]
-        lines = [f"step {found['step']}   {found['link']}", *table([(*names, "prompt"), *rows])]
-    else:
-        row, prompt = found["row"], found["prompt"]
-        about = ", ".join(f"{name} {_short(row[name])}" for name in ("mean", "spread", "right", "truncated", "invalid"))
-        lines = [f"step {found['step']}, group {row['group']}, prompt {row['prompt_id']}: {about}   {found['link']}"]
-        lines += ["", "prompt", *_indented(prompt["text"])]
-        lines += [f"{visible(name)}: {_one_line(str(value))}" for name, value in prompt.get("columns", {}).items()]
-        for item in found["completions"]:
-            lines += ["", *_completion_lines(item)]
-    if found["most_changed"] is None:
-        return "\n".join([*lines, "", "This step's tokens were not measured: see rollouts.tokens_every."])
     changed = [
         (
             f"group {each['group']}, completion {each['completion']}, token {each['token']}",
@@ -195,31 +155,29 @@ def show_text(found: Mapping[str, Any]) -> str:
             f"{each['change']:+.4f}",
             each["link"],
         )
-        for each in found["most_changed"]
+        for each in found.get("most_changed") or ()
     ]
-    return "\n".join([*lines, "", "the probabilities that this step changed most", *table(changed)])
+    tables = {"listed": table(_listed(found)), "changed": table(changed)}
+    return rendered("show.j2", found=found, endings=ENDINGS, text_of=text_of, **tables).rstrip("\n")
 
 
-def _completion_lines(item: Mapping[str, Any]) -> list[str]:
-    ended = ENDINGS.get(item.get("ended", ""), item.get("ended", ""))
-    values = f"reward {_short(item.get('reward'))}   advantage {_short(item.get('advantage'))}"
-    parts = ", ".join(f"{name} {_short(value)}" for name, value in item.get("parts", {}).items())
-    lines = [f"completion {item['completion']}   {values}   {item['tokens']} tokens, {visible(ended)}"]
-    lines += [f"parts: {visible(parts)}"] if parts else []
-    lines += [f"fault: {visible(' '.join(item['fault'].split()))}"] if item.get("fault") else []
-    return [*lines, *_indented(text_of(item))]
-
-
-def _short(value: Any) -> str:
-    return "-" if value is None else short(value) if isinstance(value, float) else visible(str(value))
-
-
-def _one_line(text: str) -> str:
-    return visible(" ".join(text.split()))[:60]
-
-
-def _indented(text: str) -> list[str]:
-    return [f"  {visible(line)}" for line in text.splitlines()]
+def _listed(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the rows of the groups of a step, or of the problems that flipped, below their titles."""
+    if "rows" in found:
+        names = ("group", "prompt_id", "mean", "spread", "right", "truncated", "invalid", "length", "largest")
+        rows = [(*(figure(row[name]) for name in names), one_line(row["prompt"])) for row in found["rows"]]
+        return [(*names, "prompt"), *rows]
+    flipped = [each for each in found.get("problems", ()) if " to " in each["change"]]
+    return [("problem", "change", "samples", "prompt", "")] * bool(flipped) + [
+        (
+            str(each["problem"]),
+            each["change"],
+            " → ".join("-" if pair is None else f"{pair[0]}/{pair[1]}" for pair in each["samples"]),
+            one_line(each["prompt"]),
+            each["link"],
+        )
+        for each in flipped
+    ]
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

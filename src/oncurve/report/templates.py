@@ -24,6 +24,7 @@ def _templates() -> jinja2.Environment:
     )
     templates.globals["fmt"] = format
     templates.filters["inline"] = lambda text: " ".join(text.replace("`", "'").split())  # of Markdown
+    templates.filters |= {"one_line": one_line, "figure": figure}
     templates.filters["number"] = lambda value: "none" if value is None else short(value)
     templates.filters["signed"] = lambda value: "none" if value is None else f"{value:+.2f}".replace("-", "−")
     return templates
@@ -32,3 +33,13 @@ def _templates() -> jinja2.Environment:
 def rendered(template: str, **values: Any) -> str:
     """Return a text by a template of `oncurve/templates`. Control characters in it are visible; HTML is escaped."""
     return _templates().get_template(template).render({"width": WIDTH, "height": HEIGHT, **values})
+
+
+def figure(value: Any) -> str:
+    """Return a value of a row in few characters; "-" for None."""
+    return "-" if value is None else short(value) if isinstance(value, float) else visible(str(value))
+
+
+def one_line(text: Any) -> str:
+    """Return the first 60 characters of a text on one line."""
+    return visible(" ".join(str(text).split()))[:60]

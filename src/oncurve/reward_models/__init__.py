@@ -11,7 +11,11 @@ from oncurve.reward_models.examples import (
     example_from_json as example_from_json,
     example_to_json as example_to_json,
 )
-from oncurve.reward_models.iterative import Iterations as Iterations, IterativeSettings as IterativeSettings
+from oncurve.reward_models.iterative import (
+    Iterations as Iterations,
+    IterativeSettings as IterativeSettings,
+    Replay as Replay,
+)
 from oncurve.reward_models.labelling import (
     Labeller as Labeller,
     MonteCarloLabels as MonteCarloLabels,
@@ -26,5 +30,4 @@ from oncurve.reward_models.learner import (
     RewardLearner as RewardLearner,
     RewardModelSettings as RewardModelSettings,
 )
-from oncurve.reward_models.replay import Replay as Replay
 from oncurve.reward_models.training import RewardTraining as RewardTraining, updates_of as updates_of

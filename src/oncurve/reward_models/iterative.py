@@ -10,21 +10,103 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
+from oncurve import durable
 from oncurve.base.errors import CheckpointError
 from oncurve.components import Component
 from oncurve.metrics import Metrics
+from oncurve.randomness import permutation
+from oncurve.reward_models.examples import Example, example_from_json, example_to_json
 from oncurve.reward_models.labelling import Labeller
 from oncurve.reward_models.learner import RewardLearner
-from oncurve.reward_models.replay import Replay
 from oncurve.reward_models.training import fit
 from oncurve.trainer import ReferenceSchedule, StepResult, TrainerState
 from oncurve.types import Group
+
+FILE = "replay.jsonl"
+
+
+class Replay:
+    """Examples by iteration, for training and held out; iteration 0 is what the reward model had learned from before.
+
+    In a run directory (`folder`) they are a log, `replay.jsonl`, whose length is part of a checkpoint. Without one they
+    are kept in memory alone.
+    """
+
+    def __init__(self, history: Sequence[Example] = ()) -> None:
+        self.folder: Path | None = None
+        self._history = list(history)
+        self._kept: list[tuple[int, bool, Example]] = []
+        self._log: durable.AppendLog | None = None
+        self._closed = False
+
+    def open(self, offset: int = 0, digest: str | None = None) -> None:
+        """Begin a log, or continue the one there after its first `offset` bytes.
+
+        Raises CheckpointError: the log is shorter, or the sha256 of these bytes is not `digest`.
+        """
+        if self.folder is None:
+            return
+        path = self.folder / FILE
+        self._log = durable.AppendLog(path, offset=offset)
+        if digest is not None and self.digest() != digest:
+            raise CheckpointError(f"{path} has been changed since the checkpoint: its sha256 does not fit")
+        self._kept = [
+            (int(record["iteration"]), bool(record["held_out"]), example_from_json(record))
+            for record in durable.read_log(path)
+        ]
+
+    def add(self, iteration: int, examples: Sequence[Example], held_out: bool) -> None:
+        """Keep examples of an iteration, from 1."""
+        if self._log is None and not self._closed:
+            self.open()
+        for example in examples:
+            self._kept.append((iteration, held_out, example))
+            if self._log is not None:
+                self._log.append({"iteration": iteration, "held_out": held_out, **example_to_json(example)})
+
+    def of(self, iteration: int, held_out: bool = False) -> list[Example]:
+        """Return the examples of one iteration."""
+        return [example for number, held, example in self._kept if number == iteration and held == held_out]
+
+    def earlier(self, iteration: int) -> list[Example]:
+        """Return all examples to train on from before an iteration."""
+        return self._history + [example for number, held, example in self._kept if number < iteration and not held]
+
+    def replayed(self, iteration: int, share: float, seed: int) -> list[Example]:
+        """Return `share` of all earlier examples, rounded, drawn without repetition: a function of (seed,
+        iteration).
+        """
+        earlier = self.earlier(iteration)
+        count = round(share * len(earlier))
+        return [earlier[index] for index in sorted(permutation(seed, iteration, len(earlier))[:count].tolist())]
+
+    def digest(self) -> str:
+        """Return the sha256 of the log so far, by which a resume sees that it has been changed; "" without a log."""
+        if self._log is None:
+            return ""
+        self._log.sync()
+        return durable.sha256(self._log.path)
+
+    def stored_bytes(self) -> int:
+        """Return the length of the log, on the disk when this returns; 0 without one."""
+        if self._log is None:
+            return 0
+        self._log.sync()
+        return self._log.offset
+
+    def close(self) -> None:
+        """Close the log; what is added later is kept in memory alone."""
+        self._closed = True
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
 
 class IterativeSettings(Component):
@@ -47,6 +129,7 @@ class IterativeSettings(Component):
     """A file of the examples that the reward model was trained on before, as `oncurve reward-model train` takes it."""
 
 
+@dataclass
 class Iterations:
     """An `OuterLoop` that ends every iteration with the reward model's continued training.
 
@@ -55,21 +138,12 @@ class Iterations:
     ones, and scores with its new weights from the next step on. `save` writes all of it.
     """
 
-    def __init__(
-        self,
-        settings: IterativeSettings,
-        reference: ReferenceSchedule,
-        learner: RewardLearner,
-        label: Labeller,
-        replay: Replay,
-        seed: int = 0,
-    ) -> None:
-        self.settings = settings
-        self.reference = reference
-        self.learner = learner
-        self.replay = replay
-        self._label = label
-        self._seed = seed
+    settings: IterativeSettings
+    reference: ReferenceSchedule
+    learner: RewardLearner
+    label: Labeller
+    replay: Replay
+    seed: int = 0
 
     def before_step(self, state: TrainerState) -> None:
         """Line 3: π_ref ← π_θ, at the first step of every iteration but the first, whose reference is the policy."""
@@ -81,7 +155,7 @@ class Iterations:
         number = 1 + (result.step - 1) // self.settings.steps
         for held_out in (False, True):
             groups = [group for group in result.groups if self._is_held_out(group) == held_out]
-            self.replay.add(number, self.learner.fitting(self._label(groups)), held_out)
+            self.replay.add(number, self.learner.fitting(self.label(groups)), held_out)
         result.metrics["progress/iteration"] = float(number)
         if result.step % self.settings.steps == 0:
             result.metrics.update(self._train_on(number))
@@ -91,15 +165,14 @@ class Iterations:
         """Return the reward model's continued training at the end of an iteration; its metrics."""
         started = time.perf_counter()
         new, held_out = self.replay.of(number), self.replay.of(number, held_out=True)
-        earlier = self.replay.earlier(number)
-        replayed = self.replay.replayed(number, self.settings.replay, self._seed)
+        replayed = self.replay.replayed(number, self.settings.replay, self.seed)
         before = self.learner.measure(held_out)
-        metrics = fit(self.learner, new + replayed, self._seed + number) if new else Metrics()
+        metrics = fit(self.learner, new + replayed, self.seed + number) if new else Metrics()
         after = self.learner.measure(held_out)
         found = {
             "reward_model/new_examples": float(len(new)),
             "reward_model/replayed_examples": float(len(replayed) if new else 0),
-            "reward_model/history_examples": float(len(earlier)),
+            "reward_model/history_examples": float(len(self.replay.earlier(number))),
             "reward_model/updates": 0.0,
             "time/reward_model": time.perf_counter() - started,
             **metrics.result(),

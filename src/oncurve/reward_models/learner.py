@@ -148,11 +148,6 @@ class RewardLearner:
         self.pace = Pace(settings.learning_rate, settings.schedule, total_updates)
 
     @property
-    def center(self) -> float:
-        """Return how much rewards are drawn towards 0."""
-        return self.settings.center if isinstance(self.settings, OutcomeModel) else 0.0
-
-    @property
     def changes(self) -> int:
         """Return how often anything that `save` writes has begun to change, counted before the first tensor does."""
         return self.pace.attempts + self.optimizer.steps
@@ -220,7 +215,8 @@ class RewardLearner:
         if self.classifier.head == "outcome":
             chosen, rejected = scores.chunk(2)
             margins = torch.tensor([each.margin for each in read], device=scores.device)
-            losses = bradley_terry(chosen, rejected, margins, self.center)
+            center = self.settings.center if isinstance(self.settings, OutcomeModel) else 0.0
+            losses = bradley_terry(chosen, rejected, margins, center)
             return losses.sum(), (chosen > rejected).detach()
         labels = torch.tensor([label for each in read for label in each.labels], device=scores.device)
         losses = step_cross_entropy(scores, labels)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,14 +23,14 @@ LARGEST_REWARD = 1e300
 """Up to here no sum of 10^8 rewards leaves the range of a float."""
 
 
+@dataclass(eq=False)
 class RewardComponent:
     """A reward: its name, its settings, its runner, and the items for it."""
 
-    def __init__(self, name: str, settings: RewardSettings, runner: Runner) -> None:
-        self.name = name
-        self.settings = settings
-        self.runner = runner
-        self._warned: set[str] = set()
+    name: str
+    settings: RewardSettings
+    runner: Runner
+    _warned: set[str] = field(default_factory=set, init=False)
 
     @cached_property
     def accepts(self) -> Accepts:

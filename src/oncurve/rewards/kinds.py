@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from oncurve.rewards.functions.choice import Choice
-from oncurve.rewards.functions.episode import EnvironmentReward
 from oncurve.rewards.functions.math import Cosine, Math
 from oncurve.rewards.functions.python import Python
-from oncurve.rewards.functions.reasoning_gym import ReasoningGym
 from oncurve.rewards.functions.shaping import Format, Overlong, Repetition
-from oncurve.rewards.functions.verify import Exact, Numeric, Regex, Task, TaskSteps
+from oncurve.rewards.functions.verify import EnvironmentReward, Exact, Numeric, ReasoningGym, Regex, Task, TaskSteps
 from oncurve.rewards.judge.model_judge import ModelJudge
 from oncurve.rewards.model import ModelReward, ProcessModelReward
 from oncurve.rewards.settings import RewardSettings

@@ -57,49 +57,23 @@ class CommonSettings(TypedDict, total=False):
     """Passes over the data, in place of `steps`."""
 
 
-KEY_OF = {
-    "model": "model.path",
-    "template": "data.template",
-    "steps": "run.steps",
-    "seed": "run.seed",
-    **{name: hint.__metadata__[0] for name, hint in get_type_hints(CommonSettings, include_extras=True).items()},
-}
-"""The setting of each argument that is one."""
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
-ARGUMENT_OF = {
-    "data.path": "data",
-    "data.rows": "data",
-    "rewards.0.path": "reward",
-    "environment.path": "environment",
-    "environment.classes": "environment",
-    "environment.tools": "tools",
-    "environment.functions": "tools",
-    **{key: name for name, key in KEY_OF.items()},
-}
+_COMMON = {hint.__metadata__[0]: name for name, hint in get_type_hints(CommonSettings, include_extras=True).items()}
+
+ARGUMENT_OF: dict[str, str] = _TABLES["train"] | _COMMON
 """The argument of `train` for a setting."""
 
-SFT_ARGUMENT_OF = {
-    "model.path": "model",
-    "sft.data": "data",
-    "sft.eval_data": "eval_data",
-    "data.template": "template",
-    **{f"sft.{name}": name for name in ("learning_rate", "epochs", "steps", "batch_size", "max_length")},
-    "data.eval_fraction": "eval_fraction",
-    "eval.every": "eval_every",
-    "lora.rank": "lora_rank",
-    "run.seed": "seed",
-}
+SFT_ARGUMENT_OF: dict[str, str] = _TABLES["sft"]
 """The argument of `sft` for a setting."""
 
-_TABLE = tomllib.loads((Path(__file__).parent / "other_names.toml").read_text(encoding="utf-8"))
-
-OTHER_NAMES: dict[str, str] = {name: argument for argument, names in _TABLE.items() for name in names.split()}
+OTHER_NAMES = {name: argument for argument, names in _TABLES["other_names"].items() for name in names.split()}
 """The argument that another name means."""
 
 
 def arguments_of(named: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that are one setting each, by key; None: not given."""
-    return {KEY_OF[name]: value for name, value in named.items() if value is not None}
+    return {key: value for key, name in ARGUMENT_OF.items() if (value := named.get(name)) is not None}
 
 
 def configured(

@@ -219,8 +219,7 @@ def _each(*steps: Callable[[], object]) -> None:
 def _parameters(loaded: LoadedModel) -> int:
     """Return the model's own parameters, without those of an adapter on it."""
     adapter = loaded.model.adapter
-    of_adapter = 0 if adapter is None else _count(adapter.parameters.values())
-    return _count(loaded.model.module.parameters()) - of_adapter
+    return _count(loaded.model.module.parameters()) - _count(adapter.parameters.values() if adapter else ())
 
 
 def _count(tensors: Iterable[Tensor]) -> int:

@@ -96,5 +96,4 @@ def _name(path: str) -> str:
 
 def _shown(value: Any) -> str:
     """Return a value without folders of this machine."""
-    text = str(value)
-    return Path(text).name if isinstance(value, str) and "/" in text else text
+    return Path(value).name if isinstance(value, str) and "/" in value else str(value)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from oncurve.config import RunConfig
 from oncurve.data import Prompts, Rows, open_prompts
-from oncurve.forecast import read_model_config, room_for_prompts
+from oncurve.forecast import read_model_config, room_for_prompts, stored_tokenizer
 from oncurve.models import CausalModel, LoadedModel
 from oncurve.models.layers import reach_of, set_reach, stated_positions
-from oncurve.models.loading import directory_of, load_tokenizer, online
 
 
 def read_tokenizer(config: RunConfig, loaded: LoadedModel | None = None) -> tuple[Any, int | None]:
@@ -21,11 +19,9 @@ def read_tokenizer(config: RunConfig, loaded: LoadedModel | None = None) -> tupl
     """
     if loaded is not None:
         return loaded.tokenizer, room_for_prompts(loaded.model.longest_row, config)
-    source = config.model.source(weights=False)
-    folder = Path(source).expanduser()
-    here = folder.is_dir() or directory_of(source) is not None  # of a wrong path it says what is wrong
-    tokenizer = load_tokenizer(str(folder) if here else source, here or not online(), config.model.trust_remote_code)
-    positions = stated_positions(read_model_config(source, config.model.trust_remote_code))
+    tokenizer = stored_tokenizer(config)
+    found = read_model_config(config.model.source(weights=False), config.model.trust_remote_code)
+    positions = stated_positions(found)
     return tokenizer, room_for_prompts(None if positions is None else positions + 1, config)
 
 

@@ -23,7 +23,7 @@ from oncurve.durable import DiskError, numbered, read_log, verify
 from oncurve.forecast import check_memory
 from oncurve.machine import contention
 from oncurve.models.loading import ADAPTER
-from oncurve.report import write_report
+from oncurve.report import rendered, write_report
 from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.run.continuing import continued, identity_of, open_to_resume, resumed_config
 from oncurve.run.directory.changes import resolved_as, worth_saying
@@ -124,7 +124,7 @@ def _go_on(
     with resumption.held:
         if resumption.finished:
             steps = f"all {now.run.steps} steps" if resumption.done >= now.run.steps else f"{resumption.done} steps"
-            say(console, f"{directory} is finished: {steps} are done", *_products(directory))
+            say(console, f"{directory} is finished: {steps} are done", *end_of(directory))
             if resumption.changes:
                 words = ", ".join(map(str, worth_saying(resumption.changes, now)))
                 say(console, f"without effect on a finished run: {words}; it goes on with a larger run.steps")
@@ -212,7 +212,7 @@ def finish(
         raise
     tracking.end()
     if path is None:
-        say(console, *ended_early(run), *([] if stopped is None else [f"stopped by {stopped}"]))
+        say(console, *end_of(None, run), *([] if stopped is None else [f"stopped by {stopped}"]))
         return stopped
     if stopped is None:
         try:
@@ -226,7 +226,7 @@ def finish(
             raise
         finally:
             run.check_kept()
-        say(console, "", *ended_early(run), *best_of(run), *_reported(path), *_products(path))
+        say(console, "", *end_of(path, run, _reported(path)))
     else:
         say(console, "", stopped_at(run, stopped), *(_reported(path) or [f"report  {path / 'report.html'}"]))
     say(console, *tracking.close())
@@ -249,29 +249,11 @@ def _without_checkpoint(run: Run, path: Path, error: BaseException) -> list[str]
     return [f"step {step}, the last, is done, but there was no space for its checkpoint; the model is in {folder}"]
 
 
-def best_of(run: Run) -> list[str]:
-    """Return a line about the best checkpoint of a run that has one."""
-    metric, state, path = run.config.checkpoint.best, run.trainer.state, run.directory
-    if metric is None or state.best is None or path is None:
-        return []
-    if not state.best_step:
-        return [
-            f"best    {metric} {state.best:.4g} before training: no step was better, so there is no best checkpoint"
-        ]
-    best = f"best    {metric} {state.best:.4g} after step {state.best_step}"
-    if state.best_step not in dict(numbered(path.checkpoints)):
-        return [f"{best}, for whose checkpoint there was no space"]
-    return [f"{best}: {command('export', path.path, '--step', 'best')}"]
-
-
-def ended_early(run: Run) -> list[str]:
-    """Return a line about a run that `eval.patience` has ended."""
-    metric, state, held_out = run.config.checkpoint.best, run.trainer.state, run.trainer.config.held_out
-    if not held_out.ends(state) or state.step >= run.config.run.steps:
-        return []
-    count = f"{state.since_best} evaluation{'' if state.since_best == 1 else 's'}"
-    start = " than before training" if state.best is not None and not state.best_step else ""
-    return [f"ended early after step {state.step}: {metric} has not been better{start} in {count}"]
+def end_of(path: Path | None, run: Run | None = None, reported: Sequence[str] = ()) -> list[str]:
+    """Return the lines at the end of a `run`: why it ended early, its best checkpoint, what it has left in `path`."""
+    adapter, kept = (None, {}) if path is None else (path / "model" / ADAPTER, dict(numbered(path / "checkpoints")))
+    found = {"path": path, "run": run, "reported": reported, "adapter": adapter, "kept": kept}
+    return rendered("end.j2", command=command, **found).splitlines()
 
 
 def shown_by(progress: Progress, run: Run) -> Callable[[StepResult], None]:
@@ -356,15 +338,3 @@ def _reported(path: Path) -> list[str]:
     except Exception as error:
         return [f"no report was written: {error}"]
     return []
-
-
-def _products(path: Path) -> list[str]:
-    reward_model, adapter = path / "reward_model", path / "model" / ADAPTER
-    whole = any((path / "model").glob("*.safetensors"))  # of a quantised base there is the adapter alone
-    merged = "Hugging Face form, the adapter merged into the weights" if adapter.is_dir() else "Hugging Face form"
-    return [
-        *([f"model   {path / 'model'}   ({merged}: transformers loads it as it is)"] if whole else []),
-        *([f"adapter {adapter}   (PEFT's form)"] if adapter.is_dir() else []),
-        *([f"reward  {reward_model}   (the reward model after the last iteration)"] if reward_model.is_dir() else []),
-        f"report  {path / 'report.html'}",
-    ]

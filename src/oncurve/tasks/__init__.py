@@ -1,12 +1,14 @@
 """The built-in tasks: generated problems, a checker of answers, a checker of steps."""
 
+from collections.abc import Callable
+
 from oncurve.tasks.arithmetic import (
-    ArithmeticTask as ArithmeticTask,
-    Problem as Problem,
     check_steps as check_steps,
     is_correct as is_correct,
     read_question as read_question,
+    row,
 )
 from oncurve.tasks.reasoning_gym import reasoning_dataset as reasoning_dataset
 
-KINDS: dict[str, type] = {"arithmetic": ArithmeticTask}
+KINDS: dict[str, Callable[..., dict[str, str]]] = {"arithmetic": row}
+"""By a task's name: the row of a split, a number and the seed of training problems."""

@@ -85,10 +85,6 @@ class Problem:
         """The right answer, in digits."""
         return str(self.totals[-1])
 
-    def row(self) -> dict[str, str]:
-        """Return this problem as a data row: the model gets `prompt`, the reward the other columns."""
-        return {"prompt": self.prompt, "question": self.question, "answer": self.answer}
-
 
 def split_of(bags: int, each: int, changes: tuple[int, ...]) -> Split:
     """Return the split of these numbers: "test" for one problem in `TEST_SHARE`, decided by a hash.
@@ -118,6 +114,15 @@ def problems(split: Split, count: int, seed: int = 0, start: int = 0) -> list[Pr
     count)`.
     """
     return [problem(split, index, seed) for index in range(start, start + count)]
+
+
+def row(split: Split, index: int, seed: int = 0) -> dict[str, str]:
+    """Return a problem as a data row: the model gets `prompt`, the reward `question` and `answer`.
+
+    `seed` is that of the training problems; the held-out ones do not depend on it.
+    """
+    item = problem(split, index, seed if split == "train" else 0)
+    return {"prompt": item.prompt, "question": item.question, "answer": item.answer}
 
 
 def _story(draw: random.Random, bags: int, each: int, changes: tuple[int, ...]) -> str:
@@ -201,18 +206,3 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         end += len(line)
         if line.strip():
             yield end, line.strip()
-
-
-@dataclass(frozen=True)
-class ArithmeticTask:
-    """The task as a source of rows.
-
-    seed   of the training problems; the held-out problems do not depend on it
-    """
-
-    seed: int = 0
-
-    def rows(self, split: Split, count: int, start: int = 0) -> list[dict[str, str]]:
-        """Return `count` rows `{"prompt", "question", "answer"}` of a split, from number `start` on."""
-        seed = self.seed if split == "train" else 0
-        return [item.row() for item in problems(split, count, seed, start)]

@@ -31,23 +31,21 @@ from oncurve.metrics import Metrics
 from oncurve.trainer.credit import Credit, credited, weighted_by
 from oncurve.trainer.groups.source import Groups
 from oncurve.trainer.old_policy import OldPolicy
-from oncurve.trainer.outer import OuterLoop
+from oncurve.trainer.outer import HeldOut, OuterLoop
 from oncurve.trainer.saving.checkpoint import Checkpoints
-from oncurve.trainer.saving.recorder import Recorder
-from oncurve.trainer.saving.refusals import Refusals
+from oncurve.trainer.saving.recorder import Recorder, Refusals
 from oncurve.trainer.state import Collected, StepResult, TrainerState
 from oncurve.trainer.updates import Updates
-from oncurve.trainer.watching.held_out import HeldOut
 from oncurve.trainer.watching.observe import (
     UntrainedUpdates,
     observe_batch,
     observe_memory,
+    recording_tokens,
     split_advantages,
     summarized,
     timer,
 )
 from oncurve.trainer.watching.signals import StopSignals
-from oncurve.trainer.watching.tokens import recording_tokens
 from oncurve.types import Group, TrainBatch
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import inspect
 import json
-import math
 import subprocess
 import sys
 import threading
@@ -16,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import validate_call
 
 from oncurve import durable
 from oncurve.base.errors import OncurveError, RunDirectoryError
 from oncurve.metrics import METRICS
-from oncurve.report import EvaluationFiles, RolloutIndex, RunRecord, look_at_flips, most_changed, read_run
+from oncurve.report import EvaluationFiles, RolloutIndex, RunRecord, look_at_flips, most_changed, plain, read_run
 from oncurve.run import find_runs, list_runs
 
 FILES = ("config.toml", "environment.json", "metrics.jsonl")
@@ -65,10 +64,8 @@ class Library:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self._found: tuple[float, dict[str, Path]] = (-1e9, {})
-        self._checked: dict[Path, tuple[str, str]] = {}
-        self._known: dict[Path, tuple[str, dict[str, Any], RunRecord]] = {}
+        self._known: dict[tuple[Callable[[Path], Any], Path], tuple[str, Any]] = {}
         self._indexes: dict[Path, RolloutIndex] = {}
-        self._doctored: dict[Path, tuple[str, Any]] = {}
         self._changed: dict[tuple[str, int], tuple[str, list[dict[str, Any]] | None]] = {}
         self._one_doctor, self._one_search = threading.Lock(), threading.Lock()
         self._searches: dict[tuple[RolloutIndex, int, str], Search] = {}
@@ -81,14 +78,7 @@ class Library:
         """
         if question not in QUESTIONS:
             raise KeyError(question)
-        ask = getattr(self, question)
-        numbers = {"offset", "step", "group", "prompt", "start", "count", "falling", "first", "last", "problem"}
-        values = {name: int(value) if name in numbers else value for name, value in arguments.items()}
-        try:
-            inspect.signature(ask).bind(**values)
-        except TypeError as error:
-            raise ValueError(str(error)) from error
-        return ask(**values)
+        return validate_call(getattr(self, question))(**arguments)
 
     def names(self) -> dict[str, Path]:
         """Return the runs by name: the path below the root, or the root's own name where it is a run."""
@@ -107,7 +97,7 @@ class Library:
         """Return one row per run, the last to write first."""
         rows = []
         for name, path in self.names().items():
-            row = REFUSED if self._foreign(path) else self._about(path)[0]
+            row = REFUSED if self._by_stamp(_foreign, path) else self._by_stamp(_about, path)[0]
             rows.append({"run": name, "stamp": self._stamp(path), **row})
         return sorted(rows, key=lambda row: -row["written"])
 
@@ -118,7 +108,7 @@ class Library:
     def run(self, run: str) -> dict[str, Any]:
         """Return what a run is: settings, environment, kept steps, damage."""
         path = self._path(run)
-        row, record = self._about(path)
+        row, record = self._by_stamp(_about, path)
         return {
             "run": run,
             **row,
@@ -223,10 +213,7 @@ class Library:
         """Return what `oncurve doctor` finds, from a process of its own: its rules need torch, and seconds."""
         path = self._path(run)
         with self._one_doctor:
-            stamp = self._stamp(path)
-            if self._doctored.get(path, ("",))[0] != stamp:
-                self._doctored[path] = (stamp, _doctored(path))
-            return self._doctored[path][1]
+            return self._by_stamp(_doctored, path)
 
     def _search(self, index: RolloutIndex, step: int, text: str) -> np.ndarray[Any, Any]:
         """Go on looking for a text; returns 1 for groups that have it, 0 for others, -1 where it was not sought yet."""
@@ -247,27 +234,16 @@ class Library:
         names = self.names()
         alone = [name for name in names if name.rpartition("/")[2] == run]  # as links of other commands name it
         path = names[alone[0] if run not in names and len(alone) == 1 else run]
-        if wrong := self._foreign(path):
+        if wrong := self._by_stamp(_foreign, path):
             raise RunDirectoryError(f"{wrong}: the run is not shown")
         return path
 
-    def _foreign(self, path: Path) -> str:
-        """Return a sentence on an entry of a run that leads elsewhere; "" where none does."""
+    def _by_stamp(self, read: Callable[[Path], Any], path: Path) -> Any:
+        """Return `read(path)` of a run, which is read again when its stamp is another one."""
         stamp = self._stamp(path)
-        if path not in self._checked or self._checked[path][0] != stamp:
-            self._checked[path] = (stamp, "".join(durable.foreign(path, FILES, FOLDERS)[:1]))
-        return self._checked[path][1]
-
-    def _about(self, path: Path) -> tuple[dict[str, Any], RunRecord]:
-        """Return the row and the record of a run, which are read again when its stamp is another one."""
-        stamp = self._stamp(path)
-        if path not in self._known or self._known[path][0] != stamp:
-            try:
-                record = read_run(path)
-            except OncurveError as error:
-                record = RunRecord(path, damage=(str(error),))
-            self._known[path] = (stamp, _row(path, record), replace(record, metrics=()))  # its metrics are large
-        return self._known[path][1:]
+        if self._known.get((read, path), ("",))[0] != stamp:
+            self._known[read, path] = (stamp, read(path))
+        return self._known[read, path][1]
 
     def _index(self, path: Path) -> RolloutIndex:
         return self._indexes.setdefault(path, RolloutIndex(path))
@@ -295,22 +271,25 @@ def _flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield from _flat(inner, f"{place}.{key}" if place else str(key))
 
 
-def _row(path: Path, record: RunRecord) -> dict[str, Any]:
-    """Return a run's state, steps, last reward and last accuracy."""
+def _foreign(path: Path) -> str:
+    """Return a sentence on an entry of a run that leads elsewhere; "" where none does."""
+    return "".join(durable.foreign(path, FILES, FOLDERS)[:1])
+
+
+def _about(path: Path) -> tuple[dict[str, Any], RunRecord]:
+    """Return a run's row (state, steps, last reward and last accuracy), and its record without the metrics, which are
+    large.
+    """
+    try:
+        record = read_run(path)
+    except OncurveError as error:
+        record = RunRecord(path, damage=(str(error),))
     (listed,) = list_runs(path)
-    keys = ("reward/mean", "eval/accuracy")
-    last = {key: line[key] for line in record.metrics for key in keys if key in line}
-    return {
-        "state": listed.state,
-        "step": listed.step,
-        "steps": listed.steps,
-        "metric": listed.metric,
-        "best": listed.best,
-        "best_step": listed.best_step,
-        "written": time.time() - listed.age_seconds,
-        "reward": last.get("reward/mean"),
-        "accuracy": last.get("eval/accuracy"),
-    }
+    found = {name: getattr(listed, name) for name in ("state", "step", "steps", "metric", "best", "best_step")}
+    names = {"reward/mean": "reward", "eval/accuracy": "accuracy"}
+    last = {names[key]: line[key] for line in record.metrics for key in names.keys() & line.keys()}
+    written = {"written": time.time() - listed.age_seconds}
+    return {**found, **written, "reward": None, "accuracy": None, **last}, replace(record, metrics=())
 
 
 def _numbers(line: bytes) -> dict[str, float] | None:
@@ -340,12 +319,4 @@ def encoded(value: Any) -> bytes:
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        return json.dumps(plain(value), allow_nan=False, separators=(",", ":")).encode()

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -68,73 +68,88 @@ def answer(fleet: Fleet, process: int, method: str) -> int:
     return int(event.value)
 
 
-def test_a_process_that_collects_garbage_has_no_copy_of_what_all_of_them_share() -> None:
-    with HostFleet(Holder, 1) as fleet:
-        assert answer(fleet, fleet.settled(LIMIT)[0], "collect") < 8 * 2**20
+def send_signals_for_the_run(to: list[psutil.Process]) -> None:
+    for process in to:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            process.send_signal(number)
 
 
-def test_sending_to_a_stopped_process_makes_no_caller_wait() -> None:
-    with HostFleet(Holder, 2, silence_seconds=600.0) as fleet:
-        stopped, living = fleet.settled(LIMIT)
-        os.kill(pid_of(fleet, stopped), signal.SIGSTOP)
-
-        def send() -> None:
-            for process in (stopped, living):
-                for _ in range(3):
-                    fleet.call(process, "take", bytes(1 << 22))
-
-        thread = threading.Thread(target=send, daemon=True)
-        thread.start()
-        thread.join(LIMIT)
-        assert not thread.is_alive()
-        found = events(fleet, lambda found: len(found) == 3)
-        assert [(event.process, event.value) for event in found if isinstance(event, Replied)] == [
-            (living, 1 << 22)
-        ] * 3
-        fleet.kill(stopped, "enough")
-        assert events(fleet, lambda found: len(found) == 1) == [ProcessEnded(stopped, "enough")]
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [("SIGKILL", "killed by signal SIGKILL"), pytest.param("SIGSTOP", "silent for 3 seconds", marks=pytest.mark.slow)],
-)
-def test_a_nursery_that_is_killed_or_stopped_is_replaced(number: str, words: str) -> None:
-    with HostFleet(Holder, 2, silence_seconds=3.0) as fleet:
-        before = fleet.settled(LIMIT)
-        nursery = psutil.Process(pid_of(fleet, before[0])).parent()
-        nursery.send_signal(signal.Signals[number])
-        found = events(fleet, lambda found: len(found) == 2)
-        assert {event.process for event in found} == set(before)
-        assert all(isinstance(event, ProcessEnded) and words in event.cause for event in found)
-        after = fleet.settled(LIMIT)
-        assert len(after) == 2
-        assert not set(after) & set(before)
-        parent = psutil.Process(pid_of(fleet, after[1])).parent()
-        assert parent is not None
-        assert parent != nursery
-        assert not nursery.is_running()
-
-
-def test_signals_that_are_for_the_run_end_none_of_its_processes() -> None:
-    """From the first moment on: Ctrl-C in a terminal may come when the nursery has not its own group yet."""
-
-    def send(to: list[psutil.Process]) -> None:
-        for process in to:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-                process.send_signal(number)
-
+@pytest.fixture(scope="module")
+def two() -> Iterator[HostFleet]:
+    """A fleet of two, whose nursery gets Ctrl-C at its first moment: a terminal's may come before it has its group."""
     before = set(psutil.Process().children())
-    with HostFleet(Holder, 2) as fleet:
-        (nursery,) = set(psutil.Process().children()) - before
-        send([nursery])
-        processes = fleet.settled(LIMIT)
-        assert len(processes) == 2
-        children = nursery.children()
-        assert len(children) == 2
-        send([nursery, *children])
-        assert {pid_of(fleet, process) for process in processes} == {child.pid for child in children}
-        assert (fleet.up(), fleet.wait(0.0)) == (processes, [])
+    with HostFleet(Holder, 2, silence_seconds=600.0) as fleet:
+        send_signals_for_the_run(list(set(psutil.Process().children()) - before))
+        yield fleet
+
+
+def test_signals_that_are_for_the_run_end_none_of_its_processes(two: HostFleet) -> None:
+    processes = two.settled(LIMIT)
+    assert len(processes) == 2
+    nursery = psutil.Process(pid_of(two, processes[0])).parent()
+    children = nursery.children()
+    assert len(children) == 2
+    send_signals_for_the_run([nursery, *children])
+    assert {pid_of(two, process) for process in processes} == {child.pid for child in children}
+    assert (two.up(), two.wait(0.0)) == (processes, [])
+
+
+def test_a_process_that_collects_garbage_has_no_copy_of_what_all_of_them_share(two: HostFleet) -> None:
+    assert answer(two, two.settled(LIMIT)[0], "collect") < 8 * 2**20
+
+
+def test_ranks_do_not_meet_in_a_folder_that_others_may_write_to(two: HostFleet) -> None:
+    folder = two.meeting().path.parent
+    folder.chmod(0o777)
+    with pytest.raises(ConfigError, match="is not this user's alone"):
+        two.meeting()
+    folder.chmod(0o700)
+
+
+def test_sending_to_a_stopped_process_makes_no_caller_wait(two: HostFleet) -> None:
+    stopped, living = two.settled(LIMIT)
+    os.kill(pid_of(two, stopped), signal.SIGSTOP)
+
+    def send() -> None:
+        for process in (stopped, living):
+            for _ in range(3):
+                two.call(process, "take", bytes(1 << 22))
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+    found = events(two, lambda found: len(found) == 3)
+    assert [(event.process, event.value) for event in found if isinstance(event, Replied)] == [(living, 1 << 22)] * 3
+    two.kill(stopped, "enough")
+    assert events(two, lambda found: len(found) == 1) == [ProcessEnded(stopped, "enough")]
+
+
+def nursery_is_replaced(fleet: HostFleet, number: signal.Signals, words: str) -> None:
+    until(lambda: len(fleet.settled(LIMIT)) == 2)
+    before = fleet.up()
+    nursery = psutil.Process(pid_of(fleet, before[0])).parent()
+    nursery.send_signal(number)
+    found = events(fleet, lambda found: len(found) == 2)
+    assert {event.process for event in found} == set(before)
+    assert all(isinstance(event, ProcessEnded) and words in event.cause for event in found)
+    after = fleet.settled(LIMIT)
+    assert len(after) == 2
+    assert not set(after) & set(before)
+    parent = psutil.Process(pid_of(fleet, after[1])).parent()
+    assert parent is not None
+    assert parent != nursery
+    assert not nursery.is_running()
+
+
+def test_a_nursery_that_is_killed_is_replaced(two: HostFleet) -> None:
+    nursery_is_replaced(two, signal.SIGKILL, "killed by signal SIGKILL")
+
+
+@pytest.mark.slow
+def test_a_nursery_that_is_stopped_is_replaced() -> None:
+    with HostFleet(Holder, 2, silence_seconds=3.0) as fleet:
+        nursery_is_replaced(fleet, signal.SIGSTOP, "silent for 3 seconds")
 
 
 @pytest.mark.parametrize("deaths", [2, 3])
@@ -191,14 +206,6 @@ def test_a_nursery_ends_with_a_killed_run_while_it_imports_or_loads_and_its_priv
     assert not folder.exists()
 
 
-def test_ranks_do_not_meet_in_a_folder_that_others_may_write_to() -> None:
-    with HostFleet(Holder, 1) as fleet:
-        folder = fleet.meeting().path.parent
-        folder.chmod(0o777)
-        with pytest.raises(ConfigError, match="is not this user's alone"):
-            fleet.meeting()
-
-
 HAS_A_FOLDER = """
 import sys, time
 from pathlib import Path
@@ -246,14 +253,15 @@ def test_deaths_leave_no_descriptor_no_thread_and_no_child() -> None:
         until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
 
 
-def test_an_error_of_the_fleets_own_thread_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with HostFleet(Holder, 1) as fleet:
+def test_an_error_of_the_fleets_own_thread_is_told(two: HostFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last test of this fleet."""
 
-        def broken(seconds: float) -> None:
-            raise OSError(24, "Too many open files")
+    def broken(seconds: float) -> None:
+        raise OSError(24, "Too many open files")
 
-        monkeypatch.setattr(fleet._spawner, "wait", broken)
-        with pytest.raises(TrainingError, match=r"cannot be served any more: OSError: .* Too many open files"):
-            fleet.settled(60.0)
-        with pytest.raises(TrainingError, match="Too many open files"):
-            fleet.wait(0.0)
+    two.settled(LIMIT)
+    monkeypatch.setattr(two._spawner, "wait", broken)
+    with pytest.raises(TrainingError, match=r"cannot be served any more: OSError: .* Too many open files"):
+        until(lambda: two.settled(LIMIT) == [])
+    with pytest.raises(TrainingError, match="Too many open files"):
+        two.wait(0.0)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,11 @@ from torch import Tensor
 from fakes.deadly import PLACES, make_deadly, order, waiting
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups
-from oncurve import batching
+from oncurve import batching, learner as learners
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster
-from oncurve.cluster.ranks import FleetLearner, shards
-from oncurve.learner import transfer
+from oncurve.cluster.ranks import FleetLearner, rank as ranks_of
+from oncurve.parallel import FileMeeting, LostRankError, World
 from oncurve.types import TrainBatch
 
 State = dict[str, Tensor]
@@ -28,7 +29,7 @@ SCORED = frozenset({"old", "reference", "entropy"})
 @pytest.fixture(autouse=True, scope="module")
 def shards_of_few_tokens() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "PASS_TOKENS", 0)
+        patch.setattr(ranks_of, "PASS_TOKENS", 0)
         yield
 
 
@@ -36,7 +37,7 @@ def shards_of_few_tokens() -> Iterator[None]:
 def test_shards_take_at_most_twice_as_long_as_one_and_are_as_many_as_that_allows(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "PASS_TOKENS", 4)
+    monkeypatch.setattr(ranks_of, "PASS_TOKENS", 4)
     batch = collate(random_groups(count=5, size=4, seed=1))
 
     def factor(pieces: Sequence[TrainBatch | None]) -> float:
@@ -44,7 +45,7 @@ def test_shards_take_at_most_twice_as_long_as_one_and_are_as_many_as_that_allows
         tokens = sum(sum(map(len, piece.prompts)) + int(piece.lengths.sum()) for piece in there)
         return (4 * len(there) + tokens) / (4 + sum(map(len, batch.prompts)) + int(batch.lengths.sum()))
 
-    few = shards.few_shards(batch, most)
+    few = ranks_of.few_shards(batch, most)
     assert factor(few) <= 2
     assert len(few) == most or factor(batching.shards(batch, 2 * len(few))) > 2
     lengths = torch.cat([piece.lengths for piece in few if piece is not None])
@@ -52,7 +53,7 @@ def test_shards_take_at_most_twice_as_long_as_one_and_are_as_many_as_that_allows
 
 
 def test_more_ranks_than_shards_have_the_bits_of_one(orders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "PASS_TOKENS", 1000)  # one shard
+    monkeypatch.setattr(ranks_of, "PASS_TOKENS", 1000)  # one shard
     one, three = (trained(orders, count, updates=2) for count in (1, 3))
     assert same_bits(one[0], three[0])
     assert of_the_update(one[1]) == of_the_update(three[1])
@@ -76,7 +77,7 @@ def ranks(
 
 
 def state_of(learner: FleetLearner) -> State:
-    return {name: tensor.clone() for name, tensor in transfer.state_of(learner.local)[1].items()}
+    return {name: tensor.clone() for name, tensor in learners.state_of(learner.local)[1].items()}
 
 
 def same_bits(one: State, other: State) -> bool:
@@ -143,6 +144,38 @@ def test_two_ranks_one_of_which_is_killed_twice_end_at_the_bits_of_one_process(
     assert [one["cluster/ranks"] for one in metrics[:4]] == [2, 2, 2, 1]
     told = capfd.readouterr().err
     assert told.count("oncurve: rank 1 was lost: it was killed by signal SIGKILL; the run goes on") == 2
+
+
+def test_a_rank_that_has_lost_another_keeps_no_third_one_waiting(tmp_path: Path) -> None:
+    """Rank 0 waits for rank 2, and that for rank 3, which is gone."""
+    meeting, worlds = FileMeeting(tmp_path / "world"), list[World]()
+
+    def take_part(rank: int) -> str:
+        world = World.join(rank, 4, meeting, 60.0)
+        worlds.append(world)  # which is there as long as its process
+        if rank == 3:
+            world.leave()
+            return "left"
+        try:
+            world.tree_sum(lambda index: [torch.ones(8)], 4)
+        except LostRankError as error:
+            return "late" if "Timed out" in str(error) else "lost"
+        return "done"
+
+    with ThreadPoolExecutor(4) as threads:
+        found = [each.result(240.0) for each in [threads.submit(take_part, rank) for rank in range(4)]]
+    assert found == ["lost", "done", "lost", "left"]
+
+
+def test_garbage_where_ranks_meet_is_a_lost_rank(tmp_path: Path) -> None:
+    folder, file = tmp_path / "folder", tmp_path / "file"
+    folder.mkdir()
+    for key in ("0/0", "0/1"):
+        (folder / key.encode().hex()).write_bytes(bytes(range(100)))
+    file.write_bytes(b"garbage")
+    for place in (folder, file):
+        with pytest.raises(LostRankError, match="rank 0 of 2 could not join the others"):
+            World.join(0, 2, FileMeeting(place), 2.0, start_seconds=2.0)
 
 
 def test_ranks_leave_out_the_same_updates_without_a_gradient(orders: Path) -> None:

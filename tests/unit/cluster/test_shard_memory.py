@@ -14,7 +14,7 @@ from fakes.tiny_policy import random_groups
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster
-from oncurve.cluster.sharding.outline import Outline
+from oncurve.cluster.sharding.divided import Outline
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
 from oncurve.models import CausalModel, wrap

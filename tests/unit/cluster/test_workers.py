@@ -20,7 +20,7 @@ from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.base.errors import DataError, ModelError
 from oncurve.cluster import HostCluster, facts
 from oncurve.cluster.workers import FleetEngine, rollout_shards
-from oncurve.cluster.workers.weights import digest_of
+from oncurve.cluster.workers.worker import digest_of
 from oncurve.models import CausalModel, LocalWeights, changing_tensors
 from oncurve.processes.shared import SharedBytes
 from oncurve.rollout import InProcessEngine, Sampling
@@ -209,7 +209,9 @@ def test_two_workers_that_are_killed_and_fail_give_the_groups_of_one_process(
     assert told.count("a worker was lost: ZeroDivisionError: a defect; the run goes on") == 1
 
 
-def test_workers_are_busy_while_they_have_a_shard(orders: Path) -> None:
+def test_workers_are_busy_while_they_have_a_shard_and_an_error_of_the_input_is_that_of_one_process(
+    orders: Path,
+) -> None:
     with workers(orders, 0) as alone:
         assert alone.worked() is None
     with workers(orders, 2) as engine:
@@ -222,11 +224,6 @@ def test_workers_are_busy_while_they_have_a_shard(orders: Path) -> None:
         assert 0 < after < time.perf_counter() - began
         time.sleep(0.05)
         assert engine.worked() == after  # no worker has a shard any more
-
-
-def test_an_error_of_the_input_is_the_one_that_one_process_gives(orders: Path) -> None:
-    with workers(orders, 1) as engine:
-        engine.follow(LocalWeights(tiny_model(torch.float32), 0))
         with pytest.raises(DataError, match=r"prompt 77 .* has no tokens"):
             engine.generate([*PROMPTS, Prompt(77, "", ())], 0)
         assert len(engine.generate(PROMPTS, 0)) == len(PROMPTS)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakes.mutations import Pairs, accounted, mutations
+from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.compat import Translation, config_of, from_openrlhf, recipe_of
 from oncurve.compat.openrlhf import DIALECT
@@ -26,28 +27,9 @@ def test_every_flag_has_a_fate() -> None:
     assert set(RENAMED.values()) <= set(table)
 
 
-GRPO = """
---ref_num_nodes 1 --ref_num_gpus_per_node 8 --reward_num_nodes 1 --reward_num_gpus_per_node 8
---actor_num_nodes 1 --actor_num_gpus_per_node 8 --vllm_num_engines 2 --vllm_tensor_parallel_size 4
---colocate_all_models --vllm_gpu_memory_utilization 0.6 --init_kl_coef 1e-6 --gamma 1.0 --use_kl_loss
---use_kl_estimator_k3 --advantage_estimator group_norm --pretrain OpenRLHF/Llama-3-8b-sft-mixture
---reward_pretrain OpenRLHF/Llama-3-8b-rm-700k --save_path /openrlhf/final --ckpt_path /openrlhf/ckpt
---save_hf_ckpt --micro_train_batch_size 8 --train_batch_size 128 --micro_rollout_batch_size 16
---rollout_batch_size 1024 --n_samples_per_prompt 8 --max_epochs 1 --prompt_max_len 1024 --max_samples 100000
---generate_max_len 1024 --zero_stage 3 --bf16 --actor_learning_rate 5e-7 --critic_learning_rate 9e-6
---prompt_data OpenRLHF/prompt-collection-v0.1 --input_key context_messages --apply_chat_template
---normalize_reward --adam_offload --gradient_checkpointing --packing_samples --vllm_sync_backend nccl
---enforce_eager --vllm_enable_sleep
-"""
+GRPO = table("openrlhf", "flags")["grpo"]
 """The flags of OpenRLHF's script for GRPO."""
-REINFORCE = """
---pretrain Qwen/Qwen3-4B-Thinking-2507 --load_checkpoint --save_path exp --ckpt_path exp/ckpt --save_steps 10
---remote_rm_url reward_func.py --prompt_data zhuzilin/dapo-math-17k --input_key prompt --label_key label
---apply_chat_template --rollout_batch_size 128 --n_samples_per_prompt 8 --train_batch_size 1024
---dynamic_filtering --dynamic_filtering_reward_range 0.0 1.0 --generate_max_len 64000
---advantage_estimator reinforce_baseline --actor_learning_rate 5e-7 --entropy_loss_coef 0.0
---init_kl_coef 1e-5 --use_kl_loss --kl_estimator k2 --enable_vllm_is_correction --vllm_is_correction_type icepop
-"""
+REINFORCE = table("openrlhf", "flags")["reinforce"]
 """The flags of OpenRLHF's script for REINFORCE++-baseline."""
 
 
@@ -122,27 +104,7 @@ def test_defaults_are_openrlhfs() -> None:
     assert (config.kl.where, config.rollout.group_size, config.learner.minibatches) == ("reward", 1, 8)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--advantage_estimatr gae", "advantage_estimatr: OpenRLHF 0.11 has no such flag; did you mean 'advantage_es"),
-        (
-            "--advantage_estimator group_nrm",
-            "algo.advantage.estimator: expected one of gae, .*did you mean 'group_norm'",
-        ),
-        ("--advantage_estimator flash_reinforce", "flash_reinforce: not available here: reinforce_baseline"),
-        ("--train_batch_size 100", "train.batch_size: 1024 prompts .* cannot be divided into updates of 100"),
-        ("--n_samples_per_prompt 0", "rollout.n_samples_per_prompt is 0, and must be a whole number above 0"),
-        ("--bf16 true", "a flag without a value, got 'true'"),
-        ("--eps_clip_low_high 0.2", "expected two numbers, got 1 words"),
-        ("--kl_estimator k3 --init_kl_coef 0.1", "k3 in the reward is not here; give k1, or --algo.kl.use_loss"),
-        ("--remote_rm_url http://x", "a reward is no service here"),
-        ("--input_template x", 'expected "{}" once'),
-        ("--max_len 10 --generate_max_len 10", "leaves no room for a prompt"),
-        ("", "give OpenRLHF's flags, like"),
-        ("run.sh --bf16", "scripts are not read; write `oncurve config from-openrlhf` in it where"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), table("openrlhf", "refused"))
 def test_what_cannot_be_is_said(words: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         from_openrlhf(words.split())

@@ -15,6 +15,7 @@ from torch import Tensor
 import oncurve
 import oncurve.compat.rlox as compat
 from fakes.mutations import Pairs, accounted, mutations
+from fakes.tables import table
 from fakes.tiny_policy import TinyLM
 from fakes.tolerance import about, assert_close
 from oncurve.base.errors import ConfigError
@@ -195,17 +196,7 @@ def test_loss_and_gradient_are_those_of_rloxs_page_or_code(summed: bool, monkeyp
         assert_close(gradients[name], parameter.grad)
 
 
-YAML = {
-    "algorithm": "GRPO",
-    "seed": 7,
-    "n_envs": 8,
-    "hyperparameters": {"group_size": 16, "learning_rate": 2e-5, "n_epochs": 3},
-    "callbacks": ["eval", "progress"],
-    "eval_freq": 50,
-    "checkpoint_freq": 5,
-    "logger": "tensorboard",
-    "normalize_obs": False,
-}
+YAML = table("rlox", "file")
 
 
 def write(path: Path, tables: Any) -> Path:
@@ -236,18 +227,7 @@ def test_defaults_of_rlox_are_those_of_its_class(tmp_path: Path) -> None:
     assert config.run.seed == 42
 
 
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ({"algorithm": "ppo", "env_id": "CartPole-v1"}, "env_id: not available here: there is no environment"),
-        ({"algorithm": "ppo"}, r"algorithm: 'ppo': it is for control tasks.*here it is \"grpo\""),
-        ({"algorithm": "grpo", "total_timesteps": 5}, "total_timesteps: not available here: .*run.steps"),
-        ({"algorithm": "grpo", "hyperparameters": {"grup_size": 5}}, "did you mean 'hyperparameters.group_size'"),
-        ({"algorithm": "grpo", "hyperparameters": {"group_size": "x"}}, "expected a whole number, got 'x'"),
-        ({"algorithm": "grpo", "hyperparameters": [1]}, "hyperparameters: rlox 1.2 has no such setting"),
-        ({"algorithm": "grpo", "config": {"kl_coef": 1}, "hyperparameters": {"kl_coef": 2}}, "leave one of them out"),
-    ],
-)
+@pytest.mark.parametrize(("tables", "message"), table("rlox", "refused"))
 def test_a_file_with_other_settings_is_refused(tmp_path: Path, tables: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         translated(write(tmp_path / "c.yaml", tables))

@@ -14,6 +14,7 @@ from peft import LoraConfig
 from transformers import HfArgumentParser
 
 from fakes.mutations import accounted, mutations
+from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.compat import config_of
 from oncurve.compat.dialect import Said
@@ -22,31 +23,7 @@ from oncurve.compat.trl.dialect import CONFIG_KEYS, TRAINER_KEYS, Told
 from oncurve.compat.trl.mixture import DatasetMixtureConfig, get_dataset
 from oncurve.compat.trl.peft_keys import LORA, given_fields, lora_of
 
-VALID: dict[str, Any] = {
-    "output_dir": "out",
-    "learning_rate": 2e-6,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 4,
-    "num_generations": 8,
-    "max_completion_length": 64,
-    "max_steps": 100,
-    "beta": 0.04,
-    "loss_type": "grpo",
-    "scale_rewards": "batch",
-    "epsilon_high": 0.28,
-    "temperature": 0.9,
-    "chat_template_kwargs": {"enable_thinking": False},
-    "save_steps": 50,
-    "lr_scheduler_type": "cosine",
-    "warmup_steps": 5,
-    "report_to": ["tensorboard"],
-    "logging_steps": 1,
-    "bf16": True,
-    "use_vllm": True,
-    "seed": 1,
-    "top_p": 1.0,
-    "mask_truncated_completions": True,
-}
+VALID: dict[str, Any] = table("trl_settings", "valid")
 
 
 HELD_OUT = Said(Told("rows", {"data.kind": "list", "data.rows": ["a"], "data.eval_rows": ["b"]}))
@@ -142,39 +119,9 @@ def test_a_loss_is_an_objective_and_an_aggregation(
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"beta": 0.1}, {"kl.coef": 0.1, "kl.estimator": "ratio_k3"}),
-        ({"beta": 0.1, "use_bias_correction_kl": False}, {"kl.estimator": "k3"}),
-        ({"scale_rewards": False}, {"advantage.scale": "none"}),
-        ({"multi_objective_aggregation": "normalize_then_sum"}, {"advantage.kind": "gdpo", "advantage.eps": 1e-4}),
-        (
-            {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 8, "num_iterations": 2},
-            {"reference.every": 4, "reference.mixup_alpha": 0.6},
-        ),
-        ({"use_adaptive_entropy": True}, {"entropy.target": 0.2, "entropy.step": 0.005}),
-        ({"entropy_coef": 0.01, "loss_type": "bnpo"}, {"entropy.coef": 0.01}),
-        ({"entropy_coef": 0.0, "loss_type": "dr_grpo", "router_aux_loss_coef": 0.0}, {"entropy.coef": 0.0}),
-        ({"epsilon": 10}, {"objective.clip_low": 10, "objective.clip_high": 10}),
-        ({"cast_lm_head_to_fp32": True}, {"model.dtype": "float32"}),
-        ({"warmup_steps": 0.1}, {"learner.warmup_ratio": 0.1}),
-        ({"bf16": False}, {"model.dtype": "float32"}),
-        ({"model_init_kwargs": '{"revision": "main", "dtype": "bfloat16"}'}, {"model.dtype": "bfloat16"}),
-        ({"save_strategy": "no"}, {"checkpoint.every": 0}),
-        ({"eval_strategy": "steps"}, {"eval.every": 10, "eval.n": 8, "eval.at_start": False}),
-        ({"report_to": "wandb"}, {"tracking.to": ["wandb"], "tracking.project": "huggingface"}),
-        ({"generation_kwargs": {"stop_strings": ["\n"]}}, {"rollout.stop": ["\n"]}),
+        *table("trl_settings", "changed"),
         ({"generation_kwargs": {"top_p": 0.9, "min_p": None}}, {"rollout.top_p": 0.9}),
-        ({"top_p": 0.9, "top_k": -1, "min_p": 0.1}, {"rollout.top_p": 0.9, "rollout.top_k": 0, "rollout.min_p": 0.1}),
-        (
-            {"loss_type": "dr_grpo", "entropy_coef": 0.01},
-            {"entropy.coef": 0.01, "entropy.aggregation": "token-mean", "aggregation.kind": "seq-mean-token-sum-norm"},
-        ),
-        ({"loss_type": "sapo", "use_adaptive_entropy": True}, {"entropy.aggregation": "token-mean"}),
         ({"loss_type": "bnpo", "entropy_coef": 0.01}, {"entropy.coef": 0.01, "entropy.aggregation": None}),
-        (
-            {"loss_type": "luspo", "importance_sampling_level": "sequence"},
-            {"objective.kind": "gspo", "aggregation.kind": "seq-mean-token-sum"},
-        ),
-        ({"max_prompt_length": 64}, {"data.max_prompt_tokens": 64, "data.overlong": "truncate_left"}),
     ],
 )
 def test_values_change_as_they_should(given: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -182,30 +129,7 @@ def test_values_change_as_they_should(given: dict[str, Any], expected: dict[str,
     assert {key: found.get(key) for key in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"num_generations": 3}, "no whole groups of num_generations=3"),
-        ({"num_generations": 1}, "num_generations must be at least 2"),
-        ({"steps_per_generation": 2, "generation_batch_size": 16}, "say the same"),
-        ({"generation_batch_size": 12}, "a multiple of per_device_train_batch_size=8"),
-        ({"gradient_accumulation_steps": 4, "steps_per_generation": 6}, "an update would end within a generation"),
-        ({"per_device_train_batch_size": 2, "steps_per_generation": 8}, "an update here is of whole groups"),
-        ({"learning_rat": 1}, "did you mean 'learning_rate'?"),
-        ({"loss_type": "vespo"}, "VESPO is not available"),
-        ({"loss_type": "grop"}, "did you mean 'grpo'?"),
-        ({"top_entropy_quantile": 0.2, "entropy_coef": 0.01}, "TRL's bonus leaves tokens out"),
-        ({"cast_lm_head_to_fp32": True, "bf16": True}, "bf16 makes it 'auto'; leave one of them out"),
-        ({"model_init_kwargs": {"dtype": "float16"}}, "dtype: expected one of float32, bfloat16, auto, got 'float16'"),
-        ({"deepspeed": "zero3.json"}, 'in a recipe cluster.sharding = "fsdp" divides the model'),
-        ({"learning_rate": "fast"}, "learning_rate: expected a number, got 'fast'"),
-        ({"sync_ref_model": True}, "there is no reference that could follow"),
-        ({"eval_strategy": "epoch"}, "write eval_strategy='steps'"),
-        ({"temperature": 0.0}, "TRL: temperature=0.0"),
-        ({"save_steps": float("inf")}, "save_steps: expected a whole number"),
-        ({"warmup_steps": float("nan")}, "warmup_steps: expected a"),
-    ],
-)
+@pytest.mark.parametrize(("given", "says"), table("trl_settings", "refused"))
 def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], says: str) -> None:
     assert says in refusal(**given)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import HfArgumentParser, Trainer
 
+from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.compat.trl import GRPOConfig, GRPOTrainer, rewards
 from oncurve.compat.trl.grpo_trainer import FREE, NOT_CALLED, OWN
@@ -97,17 +98,7 @@ def test_a_method_of_transformers_trainer_is_here_or_refused() -> None:
     assert all(hasattr(GRPOTrainer, name) and hasattr(Trainer, name) for name in FREE)
 
 
-POSITIONAL = {
-    "accuracy_reward": "completions solution log_extra",
-    "get_cosine_scaled_reward": "max_len min_value_wrong max_value_wrong min_value_correct max_value_correct",
-    "get_cosine_scaled_reward()": "completions solution completion_ids",
-    "get_repetition_penalty_reward": "ngram_size max_penalty",
-    "get_repetition_penalty_reward()": "completion_ids",
-    "get_soft_overlong_punishment": "max_completion_len soft_punish_cache",
-    "get_soft_overlong_punishment()": "completion_ids",
-    "reasoning_accuracy_reward": "completions solution reasoning_delimiters log_extra",
-    "think_format_reward": "completions",
-}
+POSITIONAL = table("trl_subclasses", "positional")
 """The arguments of TRL 1.16's rewards in their order; with (), of the reward that a function returns."""
 
 

@@ -5,6 +5,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from fakes.tables import table
 from oncurve.config.loading import load_config
 from oncurve.config.sections import RunConfig
 from oncurve.config.sentences.equation import explain
@@ -110,25 +111,7 @@ def test_the_plan_says_how_truncated_sampling_decodes_on_cuda(monkeypatch):
 
 
 def test_what_looks_like_a_mistake_is_noted():
-    cases = {
-        "learner.learning_rate = 0.1 is above 0.01": ["learner.learning_rate=0.1"],
-        "learner.learning_rate = 0: nothing will be learned": ["learner.learning_rate=0"],
-        "never reaches its peak": ["learner.warmup_steps=100"],
-        'objective "reinforce" has no importance ratio': ["objective.kind=reinforce", "learner.ppo_epochs=2"],
-        'objective "sequence_product" is meant for aggregation.kind = "seq-mean-token-sum"': [
-            "objective.kind=sequence_product"
-        ],
-        'objective "gspo" clips the mean ratio of a completion': ["objective.kind=gspo", "objective.clip_low=0.2"],
-        "grows with the batch": ["aggregation.kind=token-sum"],
-        "more than most models can take": ["rollout.max_new_tokens=100000"],
-        "close to random": ["rollout.temperature=3"],
-        "no longer corrects for the distance": ["learner.ppo_epochs=20"],
-        "lowers the entropy": ["entropy.coef=-0.1"],
-        "the policy is evaluated at the end only": ["eval.every=1000", "data.kind=task"],
-        "slower, without sampling noise": ["kl.estimator=full"],
-        "with one update per rollout the KL term is 0": ["reference.every=1"],
-        "reference.every = 100 is no less than the run's steps: the reference never moves": ["reference.every=100"],
-    }
+    cases = table("equation", "noted")
     for words, overrides in cases.items():
         assert any(line.startswith("note: ") and words in line for line in said(*overrides).splitlines()), words
     assert "a step takes some of them twice" in said(facts=RunFacts(rows=10))

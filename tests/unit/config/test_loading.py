@@ -154,3 +154,12 @@ def test_the_resolved_file_loads_to_the_same_configuration(tmp_path: Path, prese
     assert again == made
     assert to_toml(again) == to_toml(made)
     assert folder == tmp_path
+
+
+def test_a_third_part_of_a_key_changes_one_entry_of_any_setting_that_is_a_table():
+    judge = (
+        "rewards=[{kind='model_judge', url='http://localhost:1/v1', model='m', template='{{ completion }}', field='s'}]"
+    )
+    found, _ = load_config(None, ["data.columns.prompt=q", judge, "rewards.0.extra_body.top_k=3"])
+    assert found.data.columns == {"prompt": "q"}
+    assert found.rewards[0].extra_body == {"top_k": 3}  # type: ignore[attr-defined]

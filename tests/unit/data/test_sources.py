@@ -14,6 +14,7 @@ import pyarrow
 import pytest
 import torch
 
+from fakes.tables import table
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.components import build
 from oncurve.data import (
@@ -65,14 +66,8 @@ def test_a_missing_column_is_named_with_line_and_what_there_is(tmp_path: Path):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
+        *table("sources", "no_prompt"),
         ({"prompt": None}, "data row 0: column 'prompt' is empty (null); a prompt needs a value"),
-        ({"prompt": ""}, "data row 0: column 'prompt' is an empty string; there is nothing to ask"),
-        ({"prompt": 5}, "expected a string or a list of {role, content} messages, got 5"),
-        ({"prompt": []}, "expected a string or a list of {role, content} messages, got []"),
-        ({"prompt": [{"content": "a"}]}, 'column \'prompt\', message 0: expected {"role": ..., "content": ...}'),
-        ({"prompt": [{"role": "user", "content": 3}]}, "column 'prompt', message 0: 'content' must be a string, got 3"),
-        ({"prompt": ["a", "b"]}, "column 'prompt', message 0: expected {\"role\""),
-        ({"promt": "a"}, "did you mean 'promt'?"),
     ],
 )
 def test_a_row_that_makes_no_prompt_is_refused(row: dict[str, Any], said: str):
@@ -114,17 +109,7 @@ def test_the_built_in_task_makes_its_problems_on_demand():
     assert rows.items[0:2] == [rows.items[0], rows.items[1]]
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"path": "a", "template": "no column"}, "data.template: a template must name a column"),
-        ({"kind": "task", "task": "chess"}, "data.task: unknown task; the built-in tasks are: arithmetic"),
-        ({"kind": "parquet"}, "data.kind: unknown kind 'parquet'"),
-        ({"path": "a", "eval_fraction": 1.0}, "data.eval_fraction: should be less than 1"),
-        ({"path": ""}, "data.path: should have at least 1 character"),
-        ({"kind": "task", "path": "a"}, "data.path: unknown key"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "said"), table("sources", "refused"))
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str):
     with pytest.raises(ConfigError) as caught:
         build(settings, DATA_KINDS, "data", "files")

@@ -106,44 +106,37 @@ def test_text_of_an_environment_is_never_a_special_token():
 
 
 FAULTS = {
-    "start": "exception: ",
-    "no text": "exception: ",
-    "raises": "exception: ",
+    **dict.fromkeys(("start", "no text", "raises", "score", "bad score"), "exception: "),
+    **dict.fromkeys(("dies", "forks"), "died: "),
     "exits": "exit: ",
-    "dies": "died: ",
     "hangs": "timeout: ",
-    "forks": "died: ",
     "memory": "memory: ",
-    "score": "exception: ",
-    "bad score": "exception: ",
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        *(("Broken", how) for how in [*FAULTS, "prints"]),
-        *(("BrokenLater", how) for how in ("raises", "exits", "dies", "hangs", "score")),
-    ],
+    ("name", "hows"),
+    [("Broken", [*FAULTS, "prints"])]
+    + [("BrokenLater", [how]) for how in ("raises", "exits", "dies", "hangs", "score")],  # one ends all coroutines
 )
-def test_a_broken_episode_is_left_out_and_the_others_go_on_as_if_nothing_were(name, how, capfd):
-    rows = [{}, {"how": how}, {}]
+def test_a_broken_episode_is_left_out_and_the_others_go_on_as_if_nothing_were(name, hows, capfd):
+    rows = [row for how in hows for row in ({}, {"how": how})]
     with engine(name, timeout_seconds=2.0, memory_limit_bytes=1 << 30) as playing:
-        right = playing.generate(prompts([{}, {}, {}]), draw=0)
+        right = playing.generate(prompts([{}] * len(rows)), draw=0)
         groups = playing.generate(prompts(rows), draw=0)
         noted = playing.measured()
-    for index in (0, 2):
-        expected = [whole(right[index], completion) for completion in right[index].completions]
-        assert [whole(groups[index], completion) for completion in groups[index].completions] == expected
-    broken = groups[1].completions
-    if how == "prints":
-        assert [whole(groups[1], one) for one in broken] == [whole(right[1], one) for one in right[1].completions]
-        return
-    faulty = [one for one in broken if one.fault is not None]
-    assert faulty
-    assert all(one.fault.startswith(f"environment: {FAULTS[how]}") and one.ids for one in faulty)
-    assert noted["environment/faults"] == len(faulty)
-    assert all(one.ended == "length" for one in broken if one.fault is None)  # its environment was not asked any more
+    count = 0
+    for row, unbroken, group in zip(rows, right, groups, strict=True):
+        if row.get("how", "prints") == "prints":
+            expected = [whole(unbroken, completion) for completion in unbroken.completions]
+            assert [whole(group, completion) for completion in group.completions] == expected
+            continue
+        faulty = [one for one in group.completions if one.fault is not None]
+        assert faulty, row
+        assert all(one.fault.startswith(f"environment: {FAULTS[row['how']]}") and one.ids for one in faulty), row
+        assert all(one.ended == "length" for one in group.completions if one.fault is None)  # not asked any more
+        count += len(faulty)
+    assert noted["environment/faults"] == count
     assert not [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "3600"]]
 
 
@@ -164,20 +157,22 @@ def test_a_wave_whose_environments_have_replied_is_decoded_before_one_that_waits
     assert not any(one.fault for group in groups for one in group.completions)
 
 
-@pytest.mark.parametrize("how", ["none", "huge", "no role", "number", "image", "nan", "reward"])
-def test_an_odd_reply_ends_the_episode_with_a_reason(how):
+def test_an_odd_reply_ends_the_episode_with_a_reason():
+    rows = [{"how": how} for how in ("none", "huge", "no role", "number", "image", "nan", "reward")]
     with engine("Odd") as playing:
-        (group,) = playing.generate(prompts([{"how": how}]), draw=0)
-    for completion in group.completions:
-        if completion.ended == "length":
-            continue
-        if how == "huge":
-            assert (completion.ended, completion.truncated, completion.fault) == ("budget", True, None)
-            last = completion.turns[-1]  # the reply that had no room
-            assert (last.start, last.end) == (len(completion.ids),) * 2
-            assert 0 < len(last.text) <= 2000
-        elif how != "nan":
-            assert completion.fault.startswith("environment: ")
+        groups = playing.generate(prompts(rows), draw=0)
+    reasons = {
+        row["how"]: [one for one in group.completions if one.ended != "length"]
+        for row, group in zip(rows, groups, strict=True)
+    }
+    assert all(reasons.values())
+    for one in reasons.pop("huge"):
+        assert (one.ended, one.truncated, one.fault) == ("budget", True, None)
+        last = one.turns[-1]  # the reply that had no room
+        assert (last.start, last.end) == (len(one.ids),) * 2
+        assert 0 < len(last.text) <= 2000
+    del reasons["nan"]
+    assert all(one.fault.startswith("environment: ") for ended in reasons.values() for one in ended)
 
 
 @pytest.mark.parametrize("name", ["Deadly", "Guess"])

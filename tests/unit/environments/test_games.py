@@ -11,7 +11,7 @@ import pytest
 import oncurve.models.tiny
 from fakes import openenv_server
 from oncurve.base.errors import ConfigError
-from oncurve.base.shipped import RECIPES
+from oncurve.base.paths import RECIPES
 from oncurve.config import check_complete, load_config
 from oncurve.data import DATA_KINDS, load_eval_rows, load_rows
 from oncurve.environments import ENVIRONMENT_KINDS, Dialogue
@@ -200,7 +200,7 @@ def test_openenv_is_played_in_a_session_for_each_episode():
 
 
 def test_a_game_whose_package_lacks_is_refused_before_anything_is_loaded(monkeypatch):
-    for module in ("environments.settings", "data.generated"):
+    for module in ("environments.settings", "data.sources"):
         monkeypatch.setattr(f"oncurve.{module}.find_spec", lambda name: None)
     for words, extra in [
         (["environment.kind=textarena", "environment.id=2048-v0"], "textarena"),

@@ -22,7 +22,7 @@ MARKUP = (
     "\ufffd", "é", "e\u0301", "漢字", "🙂", "👩\u200d👩\u200d👧", "\r", "\x1b[2J", "\u2028", " ", "7", "result",
     '"}}', "'", "[INST]", "\\n", "Ġ", "▁", "<0x0A>",
 )  # fmt: skip
-REPLIES = 1_000
+REPLIES = 300
 
 
 def hostile(seed):
@@ -183,4 +183,4 @@ def test_what_was_sampled_is_trained_on_in_its_order_and_nothing_else_is(tokeniz
                 names = [tokenizer.decode([token]) for token in ids]
                 assert set(names) <= {"<|im_start|>", "<|im_end|>"}, names
             json.dumps([dict(message) for message in completion.messages], ensure_ascii=False).encode()
-    assert replies >= 300
+    assert replies >= REPLIES // 4

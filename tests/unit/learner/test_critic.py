@@ -21,7 +21,7 @@ from oncurve.learner import (
     SharedCriticConfig,
     scheduled_rate,
 )
-from oncurve.learner.value_network import OwnCritic
+from oncurve.learner.actor_critic import OwnCritic
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
 from oncurve.models import wrap
 from oncurve.types import TrainBatch

@@ -18,27 +18,19 @@ from transformers import (
     XLNetLMHeadModel,
 )
 
-from fakes.architectures import seeded
+from fakes.architectures import SHAPE, seeded
 from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import ModelError
 from oncurve.models import wrap
 
-_SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}
-_GEMMA = {**_SIZES, "num_key_value_heads": 2, "head_dim": 8, "use_bidirectional_attention": True}
+_GEMMA = {**SHAPE, "head_dim": 8, "use_bidirectional_attention": True}
 ENCODERS = {
-    "bert": lambda: BertLMHeadModel(BertConfig(**_SIZES)),
-    "roberta": lambda: RobertaForCausalLM(RobertaConfig(**_SIZES, is_decoder=False)),
-    "electra": lambda: ElectraForCausalLM(ElectraConfig(**_SIZES, embedding_size=32)),
+    "bert": lambda: BertLMHeadModel(BertConfig(**SHAPE)),
+    "roberta": lambda: RobertaForCausalLM(RobertaConfig(**SHAPE, is_decoder=False)),
+    "electra": lambda: ElectraForCausalLM(ElectraConfig(**SHAPE, embedding_size=32)),
     "xlnet": lambda: XLNetLMHeadModel(XLNetConfig(vocab_size=61, d_model=32, n_layer=2, n_head=4, d_inner=48)),
     "gemma3, both ways": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**_GEMMA)),
-    "llama, whose configuration says so": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, is_causal=False)),
+    "llama, whose configuration says so": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, is_causal=False)),
 }
 
 

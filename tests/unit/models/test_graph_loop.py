@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -46,10 +47,10 @@ def lognormal(count, mean, most):
 
 def test_kept_sets_come_from_the_loop_on_the_host():
     model = fast_model()
-    _, model._buffers, asked, _ = pair(model)
+    _, model._buffers = in_graphs(model)
     loop = model.token_loop(truncated=True)
     assert isinstance(loop, HostLoop)
-    got = loop(replace(asked, draw=TruncatedSampler(0.8, top_p=0.7)))
+    got = loop(replace(ASKED, draw=TruncatedSampler(0.8, top_p=0.7)))
     assert all(len(row.kept_sizes) == len(row.ids) for row in got)
 
 
@@ -80,45 +81,46 @@ def test_graphs_are_for_few_numbers_of_rows_and_waste_few_rows():
     assert all(graph_rows(size) == size for size in sizes)
 
 
-def pair(model, **options):
-    """Return a loop in graphs, its buffers, and what the loop on the host decodes."""
+ASKED = request(PROMPTS, KEYS, [5], 60, limits=LIMITS)
+
+
+@cache
+def ids_on_the_host(name):
+    """Return what the loop on the host decodes."""
+    return [row.ids for row in HostLoop(fast_model(name).decoder, CPU)(ASKED)]
+
+
+def in_graphs(model):
     buffers = GraphBuffers(CPU, record)
-    asked = request(PROMPTS, KEYS, [5], 60, limits=LIMITS, **options)
-    return (
-        GraphLoop(buffers, model._run, model.module, model.raw_logits),
-        buffers,
-        asked,
-        HostLoop(model.decoder, CPU)(asked),
-    )
+    return GraphLoop(buffers, model._run, model.module, model.raw_logits), buffers
 
 
 def test_rows_that_find_no_page_wait_and_are_sampled_again_to_the_same_tokens(monkeypatch):
-    model = fast_model("qwen2")
-    loop, buffers, asked, wanted = pair(model)
+    loop, buffers = in_graphs(fast_model("qwen2"))
+    wanted = ids_on_the_host("qwen2")
     page = 4 * 2 * 2 * 2 * 8 * 8  # tokens, layers, keys and values, heads, their size, bytes
     put_back = []
     for part in ("graph_buffers", "paged_attention"):
         monkeypatch.setattr(f"oncurve.models.decode.{part}.PAGE", 4)
     monkeypatch.setattr("oncurve.models.decode.graph_buffers.free_bytes", lambda device: 2 * 100 * page)
-    original = graph_loop._Decoding._put_back
+    original = graph_loop._GraphDecoding._put_back
 
     def seen(self, row):
         put_back.append(row.number)
         original(self, row)
 
-    monkeypatch.setattr(graph_loop._Decoding, "_put_back", seen)
-    got = loop(asked)
+    monkeypatch.setattr(graph_loop._GraphDecoding, "_put_back", seen)
+    got = loop(ASKED)
     assert len(buffers.free) == 99
     assert len(put_back) > 3
-    assert [row.ids for row in got] == [row.ids for row in wanted]
+    assert [row.ids for row in got] == wanted
     assert free_bytes(CPU) == float("inf")
 
 
 @pytest.mark.parametrize("fails", ["prefill", "step", "pages"])
 def test_a_rollout_without_memory_goes_on_with_half_the_rows(fails, monkeypatch):
-    model = fast_model("qwen2")
-    loop, buffers, asked, wanted = pair(model)
-    groups = []
+    loop, buffers = in_graphs(fast_model("qwen2"))
+    wanted, groups = ids_on_the_host("qwen2"), []
 
     def refuse(rows):
         if rows > 7:
@@ -136,42 +138,41 @@ def test_a_rollout_without_memory_goes_on_with_half_the_rows(fails, monkeypatch)
 
             monkeypatch.setattr(GraphBuffers, name, limited)
     with pytest.warns(UserWarning, match="sampling 24 rows at a time: it is [36] from here on"):
-        got = loop(asked, lambda group, rows: groups.append((group, len(rows))))
-    assert [row.ids for row in got] == [row.ids for row in wanted]
+        got = loop(ASKED, lambda group, rows: groups.append((group, len(rows))))
+    assert [row.ids for row in got] == wanted
     assert sorted(groups) == [(group, 4) for group in range(6)]
     assert buffers.most_rows <= 6
-    assert [row.ids for row in loop(asked)] == [row.ids for row in wanted]  # and no warning: it begins with as many
+    assert [row.ids for row in loop(ASKED)] == wanted  # and no warning: it begins with as many
 
 
 def test_one_row_that_does_not_fit_is_an_error(monkeypatch):
-    loop, _, asked, _ = pair(fast_model("qwen2"))
+    loop, _ = in_graphs(fast_model("qwen2"))
 
     def refuse(self, *given):
         raise torch.OutOfMemoryError("refused")
 
     monkeypatch.setattr(GraphBuffers, "_step", refuse)
     with pytest.raises(torch.OutOfMemoryError, match="refused"):
-        loop(asked)
+        loop(ASKED)
 
 
 def test_nothing_is_captured_after_the_first_rollouts_of_each_kind():
-    model = fast_model()
-    loop, buffers, asked, _ = pair(model)
+    loop, buffers = in_graphs(fast_model())
     greedy = request(PROMPTS[:2], KEYS[:2], [5, 7], 40, temperature=0.0)
-    for each in (asked, greedy):
+    for each in (ASKED, greedy):
         loop(each)
     captured = graphs_of(buffers)
-    for each in (asked, greedy, asked):
+    for each in (ASKED, greedy, ASKED):
         loop(each)
     assert graphs_of(buffers) == captured
 
 
 def test_logits_that_are_not_finite_are_an_error():
     model = fast_model()
-    loop, _, asked, _ = pair(model)
+    loop, _ = in_graphs(model)
     model.module.lm_head.weight.data[3, 3] = float("nan")
     with pytest.raises(ModelError, match="not finite"):
-        loop(asked)
+        loop(ASKED)
 
 
 class NoStops:
@@ -189,9 +190,8 @@ class NoStops:
 
 
 def test_every_token_is_looked_at_once_for_stop_strings_and_many_at_a_time():
-    model, stop = fast_model(), NoStops()
-    loop, _, asked, wanted = pair(model)
-    got = loop(DecodeRequest(asked.prompts, asked.keys, asked.limits, 60, asked.eos_ids, Sampler(0.8), stop))
-    assert [row.ids for row in got] == [row.ids for row in wanted]
+    loop, stop = in_graphs(fast_model())[0], NoStops()
+    got = loop(DecodeRequest(ASKED.prompts, ASKED.keys, ASKED.limits, 60, ASKED.eos_ids, Sampler(0.8), stop))
+    assert [row.ids for row in got] == ids_on_the_host("llama")
     assert sum(stop.looked_at) == sum(len(row.ids) - (row.ended == "eos") for row in got)
     assert len(stop.looked_at) <= 60 / 8 + 2

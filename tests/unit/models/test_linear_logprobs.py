@@ -39,27 +39,6 @@ def relative(ours, theirs):
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("of_entropy", [0.0, 0.3])
-@pytest.mark.parametrize("kept", [0, ALL])
-@pytest.mark.parametrize("workspace", [ONE_AT_A_TIME, SOME, ALL])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_values_and_gradients_are_those_of_all_logits_at_once(
-    dtype, close, temperature, workspace, kept, of_entropy, device
-):
-    hidden, weight, ids = inputs(dtype, device)
-    ours = linear_logprobs(
-        hidden, weight, ids, temperature, with_entropy=True, kept_bytes=kept, workspace_bytes=workspace
-    )
-    theirs = plain_logprobs(hidden, weight, ids, temperature)
-    gradients = [
-        torch.autograd.grad(weighted(*pair, of_entropy), (hidden, weight), retain_graph=True) for pair in (ours, theirs)
-    ]
-    for left, right in (*zip(ours, theirs, strict=True), *zip(*gradients, strict=True)):
-        assert relative(left.detach(), right.detach()) < close
-
-
 def kept_sets(ids, device="cpu"):
     """Return the token itself and some others for each, as a batch of one row holds them, and the same as lists."""
     generator = torch.Generator().manual_seed(3)
@@ -75,14 +54,17 @@ def kept_sets(ids, device="cpu"):
 @pytest.mark.parametrize("of_entropy", [0.0, 0.3])
 @pytest.mark.parametrize("kept", [0, ALL])
 @pytest.mark.parametrize("workspace", [ONE_AT_A_TIME, SOME, ALL])
+@pytest.mark.parametrize(("temperature", "over_sets"), [(1.0, False), (0.7, False), (0.7, True)])
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_over_kept_sets_they_are_those_of_logits_without_the_others(dtype, close, workspace, kept, of_entropy, device):
+def test_values_and_gradients_are_those_of_all_logits_at_once_or_of_those_in_the_kept_sets(
+    dtype, close, temperature, over_sets, workspace, kept, of_entropy, device
+):
     hidden, weight, ids = inputs(dtype, device)
-    sets, listed = kept_sets(ids, device)
+    sets, listed = kept_sets(ids, device) if over_sets else (None, None)
     ours = linear_logprobs(
-        hidden, weight, ids, 0.7, with_entropy=True, kept=sets, kept_bytes=kept, workspace_bytes=workspace
+        hidden, weight, ids, temperature, with_entropy=True, kept=sets, kept_bytes=kept, workspace_bytes=workspace
     )
-    theirs = plain_logprobs(hidden, weight, ids, 0.7, listed)
+    theirs = plain_logprobs(hidden, weight, ids, temperature, listed)
     gradients = [
         torch.autograd.grad(weighted(*pair, of_entropy), (hidden, weight), retain_graph=True) for pair in (ours, theirs)
     ]

@@ -5,21 +5,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
+from fakes.architectures import SHAPE
 from fakes.tiny_policy import TinyLM
 from oncurve.models import LocalWeights, save, wrap
 
-_SHAPE = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 MODULES = {
-    "tied": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE, tie_word_embeddings=True)),
-    "untied": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE, tie_word_embeddings=False)),
-    "converted": lambda: MixtralForCausalLM(MixtralConfig(**_SHAPE, num_local_experts=3)),
+    "tied": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)),
+    "untied": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=False)),
+    "converted": lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=3)),
     "not of transformers": TinyLM,
 }
 

@@ -6,9 +6,10 @@ from html.parser import HTMLParser
 
 import pytest
 
+from fakes.tables import table
 from oncurve.display import run_card
 from oncurve.display.card import curve
-from oncurve.report import Groups, RolloutFiles, group_record, read_run, render_report, write_report
+from oncurve.report import RolloutFiles, ShownGroups, group_record, read_run, render_report, write_report
 from oncurve.report.charts import HEIGHT, WIDTH, chart_of
 from oncurve.types import Completion, Group, Prompt, Score
 
@@ -129,20 +130,8 @@ def test_accuracy_while_training_is_the_first_tile_and_a_card_has_the_rows_answe
 @pytest.mark.parametrize(
     ("rewards", "config", "words"),
     [
-        ((0.0, 0.0), "", ["this group teaches nothing"]),
+        *table("page", "stands"),
         (range(64), "", ["8 of 64 completions are shown.", "reward <b>63</b>", "reward <b>0</b>"]),
-        ((1.0, 0.0), "run.name = 'first <light>'", ["<h1>first &lt;light&gt;</h1>"]),
-        ((1.0, 0.0), "advantage.kind = 'mine.py:Mine'", ["the run's own code computes it"]),
-        (
-            (1.0, 0.0),
-            "advantage = {kind = 'grpo', scale = 'none'}",
-            ["<code>Â_i = r_i - mean r, the mean of"],
-        ),
-        (
-            (1.0, 0.0),
-            "advantage.kind = 'gae'",
-            ["<code>V_it</code>: the critic&#39;s value of the text before"],
-        ),
     ],
 )
 def test_what_stands_on_the_page_of_a_run(tmp_path, rewards, config, words) -> None:
@@ -206,7 +195,7 @@ def test_a_curve_has_two_points_at_least_and_leaves_out_what_is_not_finite() -> 
 
 
 def test_groups_show_texts_with_rewards_and_advantages_of_a_step() -> None:
-    groups = Groups([group("<script>4</script>")], step=3)
+    groups = ShownGroups([group("<script>4</script>")], step=3)
     assert repr(groups) == "<1 group of step 3, 1 completion>"
     assert groups[0]["completions"][0]["reward"] == 1.0
     frame = groups._repr_html_()

@@ -12,7 +12,7 @@ from fakes.scoring import faults_of, group, rewards_of
 from fakes.tables import table
 from oncurve.base.errors import ConfigError, RewardError
 from oncurve.rewards import ModelJudge, RewardSet
-from oncurve.rewards.judge import endpoint
+from oncurve.rewards.judge import asking
 
 Build = Callable[..., RewardSet]
 
@@ -25,7 +25,7 @@ def server() -> Iterator[ChatServer]:
 
 @pytest.fixture
 def build(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build]:
-    monkeypatch.setattr(endpoint, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(asking, "FIRST_WAIT_SECONDS", 0.01)
     made: list[RewardSet] = []
 
     def build(**settings: Any) -> RewardSet:
@@ -74,17 +74,7 @@ def test_a_json_answer_is_read_strictly(text: str) -> None:
     assert (reply.fault, str(expected) in reply.message) == (None, False) if reply.value is not None else ("type", True)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Good. Score: 7", 7.0),
-        ("Score: 10.", 10.0),
-        ("Score: 7\nScore: 7", "found 2 times"),
-        ("seven", "found 0 times"),
-        ("Score: 11", "not between 0 and 10"),
-        ("Score: 1.2.3", "is no number"),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), table("model_judge", "found_once"))
 def test_a_pattern_is_found_once(server: ChatServer, build: Build, text: str, expected: Any) -> None:
     server.says = lambda message, number: Says(text)
     rewards = build(pattern=r"Score: ([0-9.]*[0-9])", high=10)
@@ -195,19 +185,10 @@ def test_the_key_is_sent_and_stands_nowhere(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"url": "localhost:8000"}, "is no address of an endpoint"),
-        ({"url": "http://me:secret@host/v1"}, "without a user, a password or a query"),
-        ({"template": "{{ completion"}, "not a Jinja template: line 1"),
-        ({"template": "Score this."}, "must contain the text that is to be scored"),
+        *table("model_judge", "refused"),
         ({"pattern": "Score: [0-9]+", "field": None}, "it has 0 groups"),
         ({"pattern": "(", "field": None}, "not a regular expression"),
-        ({"pattern": "(x)", "field": "score"}, "give a pattern with one group"),
         ({"field": None}, "give a pattern with one group"),
-        ({"low": 1.0}, "low: 1 is not below high, 1"),
-        ({"extra_body": {"stream": True}}, "extra_body: 'stream' is set by the reward itself"),
-        ({"api_key_env": "sk-12345"}, "rewards.0.api_key_env"),
-        ({"concurency": 3}, "did you mean 'rewards.0.concurrency'"),
-        ({"max_requests": 0}, "rewards.0.max_requests"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from fakes.scoring import faults_of, group, rewards_of
+from fakes.tables import table
 from oncurve.advantages import group_advantages
 from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.metrics import Metrics
@@ -290,19 +291,7 @@ def test_steps_that_do_not_apply_are_left_out() -> None:
     assert (score.reward, score.step_ends) == (2.0, ())
 
 
-@pytest.mark.parametrize(
-    ("value", "kind", "words"),
-    [
-        ({"steps": [1.0]}, "exception", "1 step rewards for a completion of 3 steps"),
-        ({"steps": [[3, 1.0], [3, 2.0]]}, "exception", "in a completion of 13 characters"),
-        ({"steps": [[14, 1.0]]}, "exception", "in a completion of 13 characters"),
-        ({"steps": [[2.0, 1.0]]}, "exception", "in a completion of 13 characters"),
-        ({"steps": [1.0, float("nan"), 1.0]}, "not_finite", "nan"),
-        ({"steps": [1.0, "x", 1.0]}, "type", "instead of a number"),
-        ({"reward": "x", "steps": [1.0, 1.0, 1.0]}, "type", "instead of a number"),
-        ({"stepz": []}, "type", "a dict"),
-    ],
-)
+@pytest.mark.parametrize(("value", "kind", "words"), table("rewardset", "wrong_steps"))
 def test_what_is_wrong_about_steps_is_a_fault_of_that_completion(value: Any, kind: str, words: str) -> None:
     def f(completion: str) -> Any:
         return value if completion == TEXT else {"steps": [1.0]}

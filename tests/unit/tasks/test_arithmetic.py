@@ -5,7 +5,6 @@ import re
 import pytest
 
 from fakes.tables import table
-from oncurve.tasks import ArithmeticTask
 from oncurve.tasks.arithmetic import (
     GAINS,
     LARGEST_TOTAL,
@@ -14,7 +13,9 @@ from oncurve.tasks.arithmetic import (
     answer_of,
     check_steps,
     is_correct,
+    problem,
     problems,
+    row,
     solution,
     split_of,
 )
@@ -133,10 +134,9 @@ def test_the_step_checker_finds_the_first_wrong_step(lines, right):
 
 
 def test_the_task_gives_rows_and_its_test_rows_do_not_depend_on_the_seed():
-    task = ArithmeticTask(seed=4)
-    first = task.rows("train", 3)
-    assert set(first[0]) == {"prompt", "question", "answer"}
-    assert first[0]["prompt"] == first[0]["question"] + "\n"
-    assert task.rows("train", 1, start=2) == first[2:]
-    assert first != ArithmeticTask(seed=5).rows("train", 3)
-    assert task.rows("test", 3) == ArithmeticTask().rows("test", 3)
+    first = row("train", 2, seed=4)
+    assert set(first) == {"prompt", "question", "answer"}
+    assert first["prompt"] == first["question"] + "\n"
+    assert first["question"] == problem("train", 2, seed=4).question
+    assert first not in (row("train", 2, seed=5), row("train", 1, seed=4))
+    assert row("test", 3, seed=4) == row("test", 3)

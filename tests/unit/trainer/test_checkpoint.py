@@ -14,7 +14,7 @@ from oncurve import durable
 from oncurve.base.errors import CheckpointError
 from oncurve.learner import LocalLearner, ReferenceSettings
 from oncurve.reward_models import LabelledSteps, PreferencePair
-from oncurve.reward_models.replay import FILE, Replay
+from oncurve.reward_models.iterative import FILE, Replay
 from oncurve.trainer import Checkpoints, OuterLoop, ReferenceSchedule, StepResult, TrainerState
 
 GROUPS = random_groups()

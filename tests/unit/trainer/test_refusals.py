@@ -25,7 +25,7 @@ from oncurve.metrics import METRICS
 from oncurve.report import RolloutFiles
 from oncurve.trainer import Checkpoints, Recorder, RolloutsSettings, TrainerState
 from oncurve.trainer.saving import recorder as module
-from oncurve.trainer.saving.refusals import Refusals
+from oncurve.trainer.saving.recorder import Refusals
 
 if not os.path.exists("/dev/full"):
     pytest.skip("this system has no /dev/full", allow_module_level=True)

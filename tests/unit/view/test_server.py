@@ -8,24 +8,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from fakes.project import oncurve
+from fakes.tables import table
 from fakes.viewed import KEY, record, write_run
 from oncurve.report import RolloutFiles, RolloutIndex
 from oncurve.view import FOLDER, Library, application, bundle, copy_runs, view
 from oncurve.view.front import OWN, VENDORED
 
-ASKED = {
-    "runs": {},
-    "declared": {},
-    "stamp": {"run": "a"},
-    "run": {"run": "a"},
-    "metrics": {"run": "a"},
-    "groups": {"run": "a", "step": 3},
-    "group": {"run": "a", "step": 3, "group": 0},
-    "changed": {"run": "a", "step": 3},
-    "prompt": {"run": "a", "prompt": 0},
-    "flips": {"run": "a", "first": 0, "last": 3},
-    "doctor": {"run": "a"},
-}
+ASKED = table("server", "asked")
 ROUTES = ["/", "/view.js", "/view.css", "/nothing", *(f"/api/{question}" for question in ASKED)]
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
 

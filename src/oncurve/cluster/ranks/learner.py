@@ -25,8 +25,7 @@ from torch import Tensor
 
 from oncurve.base.output import urgent
 from oncurve.cluster.ranks.conversation import RankedLearner, joined
-from oncurve.cluster.ranks.rank import added, norm_of
-from oncurve.cluster.ranks.shards import GradientShards, few_shards
+from oncurve.cluster.ranks.rank import GradientShards, added, few_shards, norm_of
 from oncurve.learner import Accumulated, LocalLearner, UpdateResult, state_of
 from oncurve.machine.threads import computing_threads
 from oncurve.models import LocalWeights
@@ -171,10 +170,8 @@ class FleetLearner(RankedLearner):
         members = self._in_step()
         self._state += 1
         calls = [(member, self.call(member, "apply", float(accumulated.loss))) for member in members]
-        try:
+        with suppress(LostRankError):  # those that have the gradient go on, the others copy the result
             self._world.broadcast(list(self.local.optimizer.gradients().values()))
-        except LostRankError:
-            self._world.leave()  # those that have the gradient go on, the others copy the result
         result = self.local.apply(accumulated)
         self._note(calls, (self.version, norm_of(result.metrics)))
         return result

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import cloudpickle
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -22,10 +24,10 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from oncurve.cluster.sharding.connection import gathered, library
-from oncurve.cluster.sharding.exchange import DirectGather, DirectReduce
+from oncurve.cluster.sharding.connection import DirectGather, DirectReduce, gathered, library
 from oncurve.learner import widened
 from oncurve.models import CausalModel
+from oncurve.processes.fleets import ProcessorPickler, pickled
 
 
 class Division:
@@ -154,3 +156,33 @@ def _layers_of(module: nn.Module) -> Sequence[nn.Module]:
     for child in module.children():
         found += list(child) if isinstance(child, nn.ModuleList) else _layers_of(child)
     return found
+
+
+class Outline:
+    """The function `make`. In a process that it is sent to, the parameters of all models that `make` holds are on
+    torch's device "meta": they have shapes and no memory. Buffers, such as rotations, are sent as they are."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+
+    def __call__(self, *arguments: Any, **others: Any) -> Any:
+        """Return what `make` returns."""
+        return self._make(*arguments, **others)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
+        return cloudpickle.loads, (pickled(self._make, _Pickler),)
+
+
+class _Pickler(ProcessorPickler):
+    def reducer_override(self, obj: Any) -> Any:
+        """Return a parameter becomes its shape; the same parameter in two places stays one, as any object that is
+        pickled.
+        """
+        if isinstance(obj, nn.Parameter):
+            return on_meta(obj).__reduce_ex__(2)  # type: ignore[no-untyped-call]
+        return super().reducer_override(obj)
+
+
+def offloading(recipe: Callable[..., Any], make: Callable[..., Any], **others: Any) -> Any:
+    """Return what `recipe` makes with `make`, its state being kept in the host's memory."""
+    return recipe(make=partial(make, offload=True), **others)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,14 +28,13 @@ from torch import Tensor, nn
 
 from oncurve.base.errors import CheckpointError
 from oncurve.batching import micro_batches
-from oncurve.cluster.sharding.adapter_rows import AdapterRows
-from oncurve.cluster.sharding.connection import gathered, library
+from oncurve.cluster.sharding.connection import gathered, library, waited
 from oncurve.cluster.sharding.divided import Divided, Division, local, on_meta, replace_parameters
-from oncurve.cluster.sharding.exchange import waited
 from oncurve.cluster.sharding.sharded_files import file_of, load_part, rows_of
 from oncurve.durable import LazyTensors, save_tensors
 from oncurve.learner import (
     Accumulated,
+    AdapterReference,
     KnownByHash,
     LocalLearner,
     MasterAdamW,
@@ -51,6 +51,45 @@ from oncurve.learner import (
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, module_device, token_stats
 from oncurve.types import TokenStats, TrainBatch
+
+
+class AdapterRows(AdapterReference):
+    """As `AdapterReference`, its `tensors` being this rank's float32 rows of the factors.
+
+    Within `selected` they are in the policy's place: what is gathered then is the reference's.
+    """
+
+    def __init__(self, policy: Divided, begins_as_base: bool) -> None:
+        assert policy.model.adapter is not None
+        self._adapter = policy.model.adapter
+        self._rows = {name: policy.rows[name] for name in self._adapter.parameters}
+        self._begin(policy.model, {} if begins_as_base else self._copied())
+
+    def _copied(self) -> dict[str, Tensor]:
+        return {name: rows.clone() for name, rows in self._rows.items()}
+
+    @contextmanager
+    def selected(self) -> Iterator[None]:
+        """Return a context in which the policy's network computes as the reference does, once nothing of it is
+        whole.
+        """
+        if not self.tensors:
+            with self._adapter.off():
+                yield
+            return
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for name, mine in self.tensors.items():
+            rows = self._rows[name]
+            policy = rows.clone()
+            rows.copy_(mine)
+            mine.copy_(policy)
 
 
 @dataclass(frozen=True)

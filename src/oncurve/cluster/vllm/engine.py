@@ -110,19 +110,20 @@ class VllmEngine(EngineBase):
         """
         model = self._model
         assert model is not None
-        one = torch.ones(1, dtype=torch.int64)
-        with torch.no_grad():
-            size = model.logits(model.completion_hidden([one - 1], one - 1, one[None] - 1, one)).shape[-1]
-            limits = [limit - CHECK_TOKENS for limit in (model.longest_row, self._longest) if limit is not None]
-            prompt = [index % size for index in range(1, 1 + max(1, min([CHECK_PROMPT_TOKENS, *limits])))]
-            sampling = Sampling(group_size=1, max_new_tokens=CHECK_TOKENS, temperature=1.0, max_concurrent=1)
-            ((ids, found),) = self._ask("check", prompt, sampling, 0, (), 1)
-            if max(ids) >= size:
-                raise TrainingError(f"it answered the token {max(ids)}, and the model's vocabulary has {size}")
-            hidden = model.completion_hidden(
-                [torch.tensor(prompt)], one - 1, torch.tensor(ids)[None], torch.tensor([len(ids)])
-            )
-            right = model.logits(hidden).double().log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+
+        @torch.no_grad()
+        def logits(prompt: list[int], ids: list[int]) -> torch.Tensor:
+            first, length = torch.tensor([0]), torch.tensor([len(ids)])
+            return model.logits(model.completion_hidden([torch.tensor(prompt)], first, torch.tensor([ids]), length))
+
+        size = logits([0], [0]).shape[-1]
+        limits = [limit - CHECK_TOKENS for limit in (model.longest_row, self._longest) if limit is not None]
+        prompt = [index % size for index in range(1, 1 + max(1, min([CHECK_PROMPT_TOKENS, *limits])))]
+        sampling = Sampling(group_size=1, max_new_tokens=CHECK_TOKENS, temperature=1.0, max_concurrent=1)
+        ((ids, found),) = self._ask("check", prompt, sampling, 0, (), 1)
+        if max(ids) >= size:
+            raise TrainingError(f"it answered the token {max(ids)}, and the model's vocabulary has {size}")
+        right = logits(prompt, ids).double().log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
         difference = float((torch.tensor(found, dtype=torch.float64) - right).abs().mean())
         wide = next(model.module.parameters()).dtype.itemsize >= torch.float32.itemsize
         tolerance = TOLERANCE if wide else LOW_PRECISION_TOLERANCE
@@ -165,8 +166,14 @@ class VllmEngine(EngineBase):
             index, start = piece
             prompt, number = prompts[index], firsts[index] + start
             name, seed, count = f"{draw}-{prompt.id}-{number}", seeds[index] + number, min(most, size - start)
-            rows = self._ask(name, prompt.ids, sampling.of(prompt), seed, ends, count)
-            return [self._completion(prompt, number + i, *row, ends) for i, row in enumerate(rows)]
+            made: list[Completion] = []
+            for row, logprobs in self._ask(name, prompt.ids, sampling.of(prompt), seed, ends, count):
+                ended: Ending = "eos" if row[-1] in ends else "length"
+                kept = row[:-1] if ended == "eos" else row
+                text = "" if self._tokenizer is None else Detokenizer(self._tokenizer).after(prompt.ids)(kept)
+                of = number + len(made)
+                made.append(Completion(tuple(row), text, tuple(logprobs), ended, of, self._version))
+            return made
 
         with ThreadPoolExecutor(max(1, together // most)) as threads:
             found = list(chain.from_iterable(threads.map(ask, pieces)))
@@ -205,19 +212,6 @@ class VllmEngine(EngineBase):
         }
         answer = self._server.post(ROUTE, body, self._seconds)
         return checked(answer, sampling, ends, str(self._version), count)
-
-    def _completion(
-        self,
-        prompt: Prompt,
-        number: int,
-        ids: list[int],
-        logprobs: list[float],
-        ends: Sequence[int],
-    ) -> Completion:
-        ended: Ending = "eos" if ids[-1] in ends else "length"
-        kept = ids[:-1] if ended == "eos" else ids
-        text = "" if self._tokenizer is None else Detokenizer(self._tokenizer).after(prompt.ids)(kept)
-        return Completion(tuple(ids), text, tuple(logprobs), ended, number, self._version)
 
 
 def translated(sampling: Sampling, ends: Sequence[int]) -> dict[str, Any]:

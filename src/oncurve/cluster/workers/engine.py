@@ -2,9 +2,10 @@
 
     queue of shards --> any worker that is free --> groups, in the order of the prompts
 
-Prompts are cut into fixed shards (queue.py), each of which is decoded by itself; any worker may decode any shard. A
-worker has the weights of one whole version (weights.py), sent before its first shard of it. A fault is answered by
-decoding the shard again: it goes to the front of the queue. The driver, this process, decodes a shard itself where
+Prompts are cut into fixed shards, each of which is decoded by itself; any worker may decode any shard. Rows that are
+decoded in one batch share matrix products, whose rounding depends on the batch's shape. So the shards are a function of
+the batch alone. A worker has the weights of one whole version, sent before its first shard of it. A fault is answered
+by decoding the shard again: it goes to the front of the queue. The driver, this process, decodes a shard itself where
 several workers were lost with it, where it was refused with an error, and where no worker has lived for a while. Since
 the shards, not the workers, are part of the result, no fault changes a bit, and none stops a run.
 """
@@ -13,19 +14,87 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from oncurve.base.errors import ConfigError, UserError
 from oncurve.base.output import urgent
 from oncurve.cluster.facts import groups_together
-from oncurve.cluster.workers.queue import Call, Rollout
-from oncurve.cluster.workers.weights import Snapshot
+from oncurve.cluster.workers.worker import Snapshot
 from oncurve.machine.threads import computing_threads
 from oncurve.models import CausalModel, Weights
 from oncurve.processes.fleets import Fleet, ProcessEnded, Replied
-from oncurve.rollout import EngineBase, OnGroup, RolloutEngine, Sampling
+from oncurve.rollout import EngineBase, OnGroup, RolloutEngine, Sampling, count_samples
 from oncurve.types import Group, Prompt
+
+
+def rollout_shards(prompts: int, groups: int) -> list[range]:
+    """Return runs of `groups` adjacent prompts, by their indices; the last may be shorter.
+
+    Example: of 10 prompts by 4 groups, 0 to 3, 4 to 7, and 8 and 9.
+    """
+    return [range(first, min(first + groups, prompts)) for first in range(0, prompts, groups)]
+
+
+class Rollout:
+    """The prompts of one call of `FleetEngine.generate`, in shards of `shard_groups`.
+
+    firsts    the sample index that each prompt's group begins at; None: samples are counted within `prompts`
+    queue     shards that no process has
+    own       shards that the driver is to decode
+    losses    by shard, how many workers were lost with it
+    groups    by prompt, those that have come
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        draw: int,
+        sampling: Sampling,
+        shard_groups: int,
+        on_group: OnGroup | None,
+        firsts: Sequence[int] | None,
+    ) -> None:
+        self.prompts, self.draw, self.sampling, self._on_group = prompts, draw, sampling, on_group
+        self._firsts = count_samples(prompts, sampling.group_size) if firsts is None else firsts
+        self._shards = rollout_shards(len(prompts), shard_groups)
+        self.queue, self.own = deque(range(len(self._shards))), deque[int]()
+        self.losses, self.groups = Counter[int](), dict[int, Group]()
+
+    @property
+    def done(self) -> bool:
+        """Return whether every prompt has its group."""
+        return len(self.groups) == len(self.prompts)
+
+    def begin(self, index: int) -> tuple[list[Prompt], list[int]]:
+        """Return prompts and first samples of a shard that is decoded now."""
+        shard = self._shards[index]
+        return [self.prompts[i] for i in shard], [self._firsts[i] for i in shard]
+
+    def keep(self, index: int, groups: Sequence[Group]) -> None:
+        """Take the groups of a shard."""
+        for prompt, group in zip(self._shards[index], groups, strict=True):
+            self.groups[prompt] = group
+            if self._on_group is not None:
+                self._on_group(prompt, group)
+
+
+@dataclass
+class Call:
+    """A call that a worker is doing.
+
+    index        of the rollout's shard; None: of one that was given up
+    snapshot     the weights by which it decodes; their copy is there as long as the worker may read it
+    began        when the worker got it, in seconds of `time.perf_counter`
+    """
+
+    number: int
+    index: int | None
+    snapshot: Snapshot
+    began: float
+    deadline: float
+
 
 TRIES = 3
 """The number of workers that may be lost with a shard before the driver decodes it."""

@@ -16,7 +16,9 @@ def check_inert(config: RunConfig, layers: Sequence[Layer]) -> None:
     Across layers it is no error: `kl.coef=0` on the command line switches off what a recipe has set up.
     """
     said = []
-    keys_of = [(layer, _keys(layer)) for layer in layers if not layer.complete]
+    keys_of = [
+        (layer, {".".join(map(str, path)) for path, _ in layer.assignments}) for layer in layers if not layer.complete
+    ]
     for rule in inert_rules(config):
         decided_by = [
             next((layer for layer, keys in reversed(keys_of) if cause in keys), None) for cause in rule.causes
@@ -25,10 +27,6 @@ def check_inert(config: RunConfig, layers: Sequence[Layer]) -> None:
             if any(layer is decider for decider in decided_by):
                 said += [f"{key}: set to no effect: {rule.reason} ({layer.name})" for key in rule.keys if key in keys]
     refuse(said)
-
-
-def _keys(layer: Layer) -> set[str]:
-    return {".".join(map(str, path)) for path, _ in layer.assignments}
 
 
 def inert(config: RunConfig) -> list[str]:

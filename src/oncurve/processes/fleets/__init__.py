@@ -2,8 +2,8 @@
 
 fleet.py        a fleet, which has a spawner of its processes; health.py: when they are started and ended
 host_fleet.py   the spawner on this machine: a nursery (nursery.py) forks the processes
-ray_fleet.py    the spawner on a Ray cluster (ray_session.py): keepers (keeper.py) start the processes
-serving.py      a process's side; recipe.py: how it makes its object
+ray_fleet.py    the spawner on a Ray cluster (ray_session.py): keepers start the processes
+serving.py      a process's side: how it makes its object, and does calls
 channel.py      messages between both sides
 devices.py      which GPU each process has
 """

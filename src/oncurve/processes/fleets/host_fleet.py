@@ -25,8 +25,7 @@ from oncurve.processes.fleets.channel import Channel, ClosedError
 from oncurve.processes.fleets.fleet import START_SECONDS, Fleet, Message
 from oncurve.processes.fleets.health import DEATHS, Health, Start
 from oncurve.processes.fleets.nursery import HostNursery
-from oncurve.processes.fleets.recipe import recipe_of
-from oncurve.processes.fleets.serving import SEND_SECONDS
+from oncurve.processes.fleets.serving import SEND_SECONDS, recipe_of
 from oncurve.processes.shared import SharedBytes
 
 _CAUSE_SECONDS = 2.0

@@ -14,6 +14,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
+import select
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +32,8 @@ from oncurve.parallel import LostRankError, NetworkMeeting, serve_meetings
 from oncurve.processes.fleets.channel import Frames, framed
 from oncurve.processes.fleets.devices import Gpus
 from oncurve.processes.fleets.fleet import Fleet, Message
-from oncurve.processes.fleets.keeper import cause_of, keeper_class
 from oncurve.processes.fleets.ray_session import SESSION
-from oncurve.processes.fleets.recipe import recipe_of
+from oncurve.processes.fleets.serving import recipe_of
 from oncurve.processes.shared import StoredBytes
 
 ROOM_SECONDS = 30.0
@@ -249,3 +253,79 @@ class _RaySpawner:
         if kept.keeper is not None:
             with contextlib.suppress(Exception):  # it has ended, or Ray has
                 self._ray.kill(kept.keeper, no_restart=True)
+
+
+def keeper_class() -> type:
+    """Return the class of a keeper, defined here so that Ray sends it by value and its process imports no torch."""
+
+    class Keeper:
+        """Starts a process, passes bytes on, and says how the process has ended."""
+
+        def __init__(self, target: str, source: str, recipe: bytes, environment: dict[str, str]) -> None:
+            sys.path.append(source)
+            from oncurve.processes.spawn import feed, start_python
+
+            self.token, self.memory = b"", os.memfd_create("oncurve")
+            self.end, theirs = socket.socketpair()
+            self.end.settimeout(600.0)
+            with theirs:
+                self.child = start_python(
+                    target,
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.PIPE,
+                    env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+                )
+            feed(self.child, recipe)
+
+        def send(self, data: bytes, token: bytes = b"", *pieces: Any) -> None:
+            """Pass `data` on; with `pieces` in memory that the process reads, whose number takes the token's place.
+
+            The memory of the token before it is freed: the calls with it were answered.
+            """
+            from oncurve.processes.shared import write_pieces
+
+            if token:
+                if token != self.token:
+                    os.close(self.memory)
+                    self.token, self.memory = token, os.memfd_create("oncurve")
+                    write_pieces(self.memory, map(memoryview, pieces))
+                data = data.replace(token, b"%016d" % self.memory)
+            try:
+                self.end.sendall(data)
+            except OSError:  # it has ended, or takes nothing and has perhaps half of it: `listen` says so
+                self.child.kill()
+
+        def listen(self) -> tuple[bytes, str | None]:
+            """Return what the process has said, after a second perhaps nothing; and how it has ended, if it has."""
+            from oncurve.processes.spawn import ending
+
+            said, seconds = bytearray(), 1.0
+            while len(said) < 1 << 24 and select.select([self.end], [], [], seconds)[0]:
+                data = b""
+                with contextlib.suppress(OSError):
+                    data = self.end.recv(1 << 20)
+                if not data:
+                    return bytes(said), ending(self.child)
+                said += data
+                seconds = 0.0
+            return bytes(said), None
+
+    return Keeper
+
+
+def cause_of(error: BaseException) -> str:
+    """Return what has happened to a keeper, as Ray's `error` says it, in one line."""
+    text = str(error)
+    found = re.search(r"^\s*ip: (\S+)", text, re.MULTILINE)
+    where = f"on {found[1]} " if found else ""
+    if re.search(r"node (has died|died|was terminated|failure)|its node", text, re.IGNORECASE):
+        return f"its machine {found[1] + ' ' if found else ''}has ended or cannot be reached"
+    if type(error).__name__ == "ActorUnavailableError":
+        return f"the connection to the process {where}was lost, and what it has received is not known"
+    detail = re.search(r"Worker exit detail: ([^\n]*)", text)
+    if detail:
+        return f"the Ray process {where}that watched it has ended: {detail[1].partition('. Some ')[0][:300]}"
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\t")]
+    return f"Ray: {lines[-1].strip()[:300]}" if lines else f"Ray: {type(error).__name__}"

@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -170,23 +171,22 @@ class _RayThread:
     In the main thread Ray would take SIGTERM for itself."""
 
     def __init__(self, start: Callable[[], Any], stop: Callable[[], Any]) -> None:
-        self._failed: list[BaseException] = []
-        self._started, self._left, self._stopped = threading.Event(), threading.Event(), threading.Event()
+        self._started = Future[None]()
+        self._left, self._stopped = threading.Event(), threading.Event()
         threading.Thread(target=self._run, args=(start, stop), daemon=True).start()
-        if not self._started.wait(_CONNECT_SECONDS):
+        if not wait([self._started], _CONNECT_SECONDS).done:
             self._left.set()
             raise TimeoutError(f"no answer within {_CONNECT_SECONDS:g} seconds")
-        if self._failed:
-            raise self._failed[0]
+        self._started.result(0)
 
     def _run(self, start: Callable[[], Any], stop: Callable[[], Any]) -> None:
         try:
             start()
+            self._started.set_result(None)
+            while not self._left.wait(_TURN_SECONDS):
+                pass
         except BaseException as error:
-            self._failed.append(error)
-        self._started.set()
-        while not self._failed and not self._left.wait(_TURN_SECONDS):
-            pass
+            self._started.set_exception(error)
         with contextlib.suppress(Exception):  # it has ended
             stop()
         self._stopped.set()

@@ -29,7 +29,7 @@ from queue import SimpleQueue
 from typing import Any, NoReturn
 
 from oncurve.processes.causes import kind_of_fault, last_words
-from oncurve.processes.spawn import END, WATCHED, adopt_orphans, end_with, exit_as, supervise, unblock
+from oncurve.processes.spawn import WATCHED, become_supervisor, end_with, exit_as, supervise, unblock
 
 _sending = threading.Lock()
 LARGEST_REPLY_BYTES = 16 << 20  # a reply is a few numbers; a larger one is a mistake that would fill memory
@@ -39,9 +39,7 @@ def serve(*numbers: str) -> NoReturn:
     """Answer the requests on one descriptor on another; `numbers` are these two, and the parent's process id."""
     request, reply, parent = map(int, numbers)
     _settle_in(request, reply)
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-    adopt_orphans()
-    end_with(parent, END)
+    become_supervisor(parent)
     supervisor = os.getpid()
     worker = os.fork()
     if worker:

@@ -30,7 +30,7 @@ _SENT_TO_END = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
 
 
 @dataclass(frozen=True)
-class Reply:
+class WorkerReply:
     """The result of one item: `value`, or the kind of `fault` and a `message` (a traceback, or the known facts).
 
     Faults: "exception" (any BaseException), "exit" (sys.exit), "memory" (over the limit), "type" (the value is not
@@ -52,7 +52,7 @@ class PoolWork:
     """
 
     timeout_seconds: float
-    replies: dict[int, Reply] = field(default_factory=dict)
+    replies: dict[int, WorkerReply] = field(default_factory=dict)
     given: int = 0
     expected: int | None = None
     busy_seconds: float = 0.0
@@ -213,10 +213,10 @@ class PoolWorker:
             self.later[number] = (self.pending[0], self.deadline)
             self._next()
         else:
-            self.settle(Reply(line_read.get("value"), fault, message), number)
+            self.settle(WorkerReply(line_read.get("value"), fault, message), number)
         return True
 
-    def settle(self, reply: Reply, number: int) -> None:
+    def settle(self, reply: WorkerReply, number: int) -> None:
         """Give the item with this number its reply."""
         item = self.later.pop(number)[0] if number in self.later else self._next()
         item.work.replies[item.index] = reply
@@ -249,7 +249,9 @@ class PoolWorker:
         except ChildProcessError:  # something else in this process collects the ends of children
             self.killed_by_others = True
             return "the worker process ended, and how is not known"
-        code = self._exit_code()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0 if self._broken else _PATIENCE_SECONDS)
+        code = self.process.returncode
         if code is None:
             self.kill()
             code = self.process.poll()
@@ -257,12 +259,6 @@ class PoolWorker:
                 return "the worker process broke its channel"
         self.killed_by_others = -code in _SENT_TO_END
         return how_it_ended(code, "the worker process")
-
-    def _exit_code(self) -> int | None:
-        try:
-            return self.process.wait(0 if self._broken else _PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return None
 
     def kill(self) -> None:
         """End the worker and its processes, and wait for it. Twice is allowed."""

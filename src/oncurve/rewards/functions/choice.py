@@ -137,10 +137,9 @@ def _listed(value: Any) -> list[Any]:
 
 def _right(answer: Any, options: Mapping[str, str] | None) -> str | None:
     """Return the label of the right option, from the answer column; None: it names none."""
+    label = str(answer).strip(_ORNAMENTS + ".:").upper()
     if options is None:
-        label = str(answer).strip(_ORNAMENTS + ".:").upper()
         return label if re.fullmatch(r"[A-Z]|[0-9]{1,2}", label) else _label(str(answer), None)
     if isinstance(answer, int) and not isinstance(answer, bool):
         return list(options)[answer] if 0 <= answer < len(options) else None
-    label = str(answer).strip(_ORNAMENTS + ".:").upper()
     return label if label in options else _by_text(str(answer), options) or _label(str(answer), options)

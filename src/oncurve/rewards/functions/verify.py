@@ -1,4 +1,4 @@
-"""Verifiable rewards over text and numbers: `exact`, `numeric`, `regex`, and the built-in `task`."""
+"""Verifiable rewards: `exact`, `numeric`, `regex`, the built-in `task`, an environment's own, and reasoning-gym's."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator
 
 from oncurve.rewards.functions.answers import final_answer, marked_number, text_after
-from oncurve.rewards.functions.callables import Accepts
+from oncurve.rewards.functions.callables import MATCHER, Accepts
 from oncurve.rewards.settings import AnswerReward, Local, Runner, WorkerSettings
-from oncurve.tasks import check_steps, is_correct, read_question
+from oncurve.tasks import check_steps, is_correct, read_question, reasoning_dataset
 
 
 def _compiled(pattern: str) -> str:
@@ -133,18 +133,51 @@ class Regex(WorkerSettings):
         return self.workers(MATCHER, {"pattern": self.pattern, "mode": self.mode})
 
 
-MATCHER = f"{__name__}:Matcher"
+class EnvironmentReward(Local):
+    """The environment's own reward: its outcome for the episode plus its rewards of single turns.
+
+    With process supervision each turn's reward stands at the last token that the policy wrote in it, and the outcome at
+    the last of all. It does not apply to an episode that got neither.
+    """
+
+    default: ClassVar[str | None] = "environment"
+    scores_turns: ClassVar[bool] = True
+
+    def __call__(self, episode: Mapping[str, Any]) -> float | None:
+        """Return the outcome plus the rewards of the turns, or None where there are none."""
+        given = [turn["reward"] for turn in episode["turns"]] + [episode["outcome"]]
+        rewards = [reward for reward in given if reward is not None]
+        return sum(rewards) if rewards else None
 
 
-class Matcher:
-    """The worker's side: 1.0 where `pattern` is found in a completion (`mode` "search") or is all of it ("full")."""
+class ReasoningGym(WorkerSettings):
+    """The score, from 0 to 1, that the data set of `[data] kind = "reasoning_gym"` gives the answer."""
 
-    about = Accepts(needs=(("completion",),)).as_json()
+    scores_steps: ClassVar[bool] = False
+    verifies: ClassVar[bool | None] = True
+    default: ClassVar[str | None] = "reasoning_gym"
 
-    def __init__(self, pattern: str, mode: str) -> None:
-        compiled = re.compile(pattern)
-        self._match = compiled.search if mode == "search" else compiled.fullmatch
+    after: str | None = None
+    """Only the text after the last occurrence of this is the answer (`<answer>`); none: the marked answer
+    (`#### 5`, `\\boxed{5}`), or all of the text."""
+
+    def start(self, base: Path | None) -> Runner:
+        """Run in workers."""
+        return self.workers(f"{__name__}:Scored", {"after": self.after})
+
+
+class Scored:
+    """The worker's side, which makes the entry again that a row is about."""
+
+    about = Accepts(needs=(("completion",), ("dataset",), ("index",))).as_json()
+
+    def __init__(self, after: str | None) -> None:
+        self._after = after
 
     def __call__(self, item: Mapping[str, Any]) -> float:
-        """Return 1.0 or 0.0 for `{"completion": text}`."""
-        return float(self._match(item["completion"]) is not None)
+        """Return the score of a completion."""
+        text = text_after(item["completion"], self._after)
+        marked = final_answer(item["completion"]) if self._after is None else text
+        answer = text if marked is None else marked
+        dataset = reasoning_dataset(item["dataset"])
+        return 0.0 if answer is None else float(dataset.score_answer(answer.strip(), dataset[item["index"]]))

@@ -1,20 +1,69 @@
-"""The rewards of one step: workers score each group once it is submitted, and `finish` collects the scores."""
+"""Scorings: the rewards of one step, begun by workers while groups are still being sampled, and collected then."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar
 
+from oncurve.base.closing import Closing
 from oncurve.base.errors import DataError, OncurveError, RewardError, TrainingError
 from oncurve.processes.pool import Reply
 from oncurve.rewards.component import LARGEST_REWARD, RewardComponent, Stepwise, checked, within
-from oncurve.rewards.protocol import Scoring
 from oncurve.rewards.settings import RunnerJob
 from oncurve.types import Completion, Group, Prompt, Score
+
+
+class Scoring(Closing):
+    """The scores of one call of the engine, which may be begun while other groups are still being sampled.
+
+    rewarded             there is a reward at all; without one every score is 0
+    metrics              numbers that the rewards logged, once finished
+    overlapped_seconds   time that workers spent on rewards before `finish`, once finished
+    """
+
+    rewarded: bool = True
+    metrics: Mapping[str, float] = MappingProxyType({})
+    overlapped_seconds: float = 0.0
+
+    def submit(self, index: int, group: Group) -> None:
+        """Take group number `index`, which has ended."""
+
+    @abstractmethod
+    def finish(self, groups: Sequence[Group]) -> list[Group]:
+        """Return all groups, each completion with its score."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class DeferredScoring(Scoring):
+    """A scoring that does nothing while groups are being sampled: `finish` is `score`."""
+
+    def __init__(self, score: Callable[[Sequence[Group]], list[Group]]) -> None:
+        self._score = score
+
+    def finish(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups with their scores."""
+        return self._score(groups)
+
+
+class Scorer(Protocol):
+    """Fills in the scores of groups."""
+
+    def begin(self, step: int = 0) -> AbstractContextManager[Scoring]:
+        """Return the scoring of one call of the engine. `step` is for rewards that depend on how far the run is."""
+        ...
+
+    def score(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups, each completion with its score."""
+        ...
+
 
 Sent = TypeVar("Sent")
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from oncurve.base.errors import ConfigError, DataError, suggest
-from oncurve.base.output import visible
 from oncurve.config import RunConfig, check_columns, check_complete, try_rewards
 from oncurve.data import (
     MISSING,
@@ -26,7 +25,7 @@ from oncurve.data import (
 from oncurve.display import one_line
 from oncurve.machine.threads import prepare_process
 from oncurve.models import LocalWeights
-from oncurve.report import group_record
+from oncurve.report import group_record, rendered
 from oncurve.rewards import RewardSet
 from oncurve.rollout import sample as sample_groups
 from oncurve.run.building import build_engine, host_of, with_environment
@@ -66,21 +65,14 @@ class RewardCheck:
 
     def text(self) -> str:
         """Return the table, and for each reward its mean and range."""
-        wide = [max(8, len(name)) for name in self.names]
-        titles = "  ".join(f"{name:>{width}}" for name, width in zip(self.names, wide, strict=True))
-        lines = [f"{len(self._all()):,} completion{'s' * (len(self._all()) != 1)} {self.source}"]
-        for place, prompt, scored in self.groups:
-            lines += ["", f"{place}: {one_line(prompt, WIDTH)}", f"  {'reward':>8}  {titles}  completion"]
-            for one in scored:
-                cells = (f"{_number(one['parts'].get(name)):>{w}}" for name, w in zip(self.names, wide, strict=True))
-                lines.append(f"  {_number(one['reward']):>8}  {'  '.join(cells)}  {_both_ends(one['text'])}")
-                lines += [] if one["fault"] is None else [f"  {'':>8}  fault: {one['fault']}"]
-            turns = scored[0].get("turns", ())
-            lines += [f"  {'':>8}  {turn['role']}: {one_line(turn['text'], WIDTH)}" for turn in turns]
-        lines += ["", f"  {'':<12}{'mean':>8}  {'lowest':>8}  {'highest':>8}  {'none':>6}"]
-        lines += [self._summary(name, [one["parts"].get(name) for one in self._all()]) for name in self.names]
-        lines += [self._summary("reward", [one["reward"] for one in self._all()])]
-        return visible("\n".join([*lines, "", *self._conclusions()]))
+        every = self._all()
+        differ = [len({one["reward"] for one in scored}) > 1 for _, _, scored in self.groups if len(scored) > 1]
+        values = [(name, [one["parts"].get(name) for one in every]) for name in self.names]
+        values.append(("reward", [one["reward"] for one in every]))
+        summaries = [(name, *_summary(given)) for name, given in values]
+        counts = {"several": len(differ), "differing": sum(differ)}
+        shown = {"one_line": one_line, "both_ends": _both_ends, "width": WIDTH, "summaries": summaries}
+        return rendered("reward_check.j2", r=self, every=every, **counts, **shown).rstrip()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -96,28 +88,12 @@ class RewardCheck:
     def _all(self) -> list[dict[str, Any]]:
         return [one for _, _, scored in self.groups for one in scored]
 
-    def _summary(self, name: str, values: Sequence[float | None]) -> str:
-        known = [value for value in values if value is not None]
-        numbers = (math.fsum(known) / len(known), min(known), max(known)) if known else (None,) * 3
-        shown = "  ".join(f"{_number(number):>8}" for number in numbers)
-        return f"  {name:<12}{shown}  {len(values) - len(known):>6,}"
 
-    def _conclusions(self) -> Iterable[str]:
-        faults = sum(one["fault"] is not None for one in self._all())
-        if faults:
-            yield f"{faults:,} of {len(self._all()):,} completions have a fault: see the table."
-        several = [[one["reward"] for one in scored] for _, _, scored in self.groups if len(scored) > 1]
-        if several:
-            differ = sum(len(set(rewards)) > 1 for rewards in several)
-            yield (
-                f"{differ:,} of {len(several):,} prompts have completions with different rewards; only such groups "
-                "teach an advantage relative to the group."
-            )
-        rewards = {one["reward"] for one in self._all()}
-        if len(rewards) == 1 and len(self._all()) > 1 and not faults:
-            same = _number(rewards.pop())
-            yield f"Warning: all completions have the reward {same}, so a run would learn nothing from them."
-        yield from (f"Warning: {line}" for line in self.warnings)
+def _summary(values: Sequence[float | None]) -> tuple[Sequence[float | None], int]:
+    """Return mean, least and largest of the numbers, and how many are none."""
+    known = [value for value in values if value is not None]
+    numbers = (math.fsum(known) / len(known), min(known), max(known)) if known else (None,) * 3
+    return numbers, len(values) - len(known)
 
 
 def _both_ends(text: str) -> str:
@@ -125,10 +101,6 @@ def _both_ends(text: str) -> str:
     line = one_line(text, len(text) * 3)
     half = WIDTH // 2 - 3
     return line if len(line) <= WIDTH else f"{line[:half].rstrip()} ... {line[-half:].lstrip()}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
 
 
 def check_rewards_of(

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,17 +44,13 @@ class _Collection:
     begin: TrainerState | _Collection
     step: int
     metrics: Metrics = field(default_factory=Metrics)
-    result: Collected | None = None
-    error: BaseException | None = None
-    over: threading.Event = field(default_factory=threading.Event)
+    found: Future[Collected] = field(default_factory=Future)
 
     def state(self) -> TrainerState:
-        """Return the state that it begins at."""
+        """Return the state that it begins at. Raises what went wrong with the collection that it follows."""
         if isinstance(self.begin, TrainerState):
             return replace(self.begin, step=self.step - 1)
-        before = self.begin.result
-        if before is None:
-            raise GivenUpError
+        before = self.begin.found.result(timeout=0)
         return TrainerState(self.step - 1, before.cursor, before.draw, surplus=before.surplus, counts=before.counts)
 
 
@@ -113,16 +110,14 @@ class LaggedGroups(Groups):
         else:
             self._collect(now)
         metrics.add("cluster/wait_rollout_seconds", time.perf_counter() - began)
-        if now.error is not None:
-            self.unfinished = now.collecting.sampled
-            raise now.error
-        assert now.result is not None
+        self.unfinished = now.collecting.sampled
+        found = now.found.result(timeout=0)
         self._planned.popleft()
         metrics.merge(now.metrics)
-        completions = [each for group in now.result.usable for each in group.completions]
+        completions = [each for group in found.usable for each in group.completions]
         for name in ("cluster/lag_mean", "cluster/lag_max"):
             metrics.add_all(name, [float(self._newest - each.policy_version) for each in completions])
-        return now.result
+        return found
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -181,7 +176,7 @@ class LaggedGroups(Groups):
                 target=self._work, args=(torch.get_num_threads(),), name="oncurve-rollouts", daemon=True
             )
             self._thread.start()
-        while not collection.over.wait(_TURN_SECONDS):
+        while not wait([collection.found], _TURN_SECONDS).done:
             if not self._thread.is_alive():
                 raise RuntimeError("the thread that collects rollouts has ended")
 
@@ -206,18 +201,15 @@ class LaggedGroups(Groups):
 
     def _collect(self, now: _Collection) -> None:
         """Collect the groups of one step, or keep what went wrong."""
-        collecting = now.collecting
         try:
             with self._using:
-                state = now.state()
-                if not collecting.given_up.is_set():
-                    self.engine.follow(self._placed(now.weights))
-                    now.result = collecting.collect(state, now.metrics)
-                    now.begin = state
+                now.begin = now.state()
+                if now.collecting.given_up.is_set():
+                    raise GivenUpError
+                self.engine.follow(self._placed(now.weights))
+                now.found.set_result(now.collecting.collect(now.begin, now.metrics))
         except BaseException as error:
-            now.error = error
-        finally:
-            now.over.set()
+            now.found.set_exception(error)
 
 
 def _copied(weights: Weights, into: LocalWeights | None = None) -> LocalWeights:

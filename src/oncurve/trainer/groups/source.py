@@ -1,4 +1,7 @@
-"""Lines 5, 7 and 8 of Algorithm 1: the groups of a step: prompts, completions and rewards, drawn when it begins."""
+"""Lines 5, 7 and 8 of Algorithm 1: the groups of a step: prompts, completions and rewards, drawn when it begins.
+
+In a warm start nothing is sampled: each prompt comes with the completion that the data gives for it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,12 +19,12 @@ from oncurve.data import Counts, counted, shares
 from oncurve.metrics import Metrics
 from oncurve.models import Weights
 from oncurve.rewards import Scorer, Scoring
-from oncurve.rollout import OnGroup, RolloutEngine, sample
+from oncurve.rollout import RolloutEngine, sample
 from oncurve.trainer.groups.surplus import DynamicSampling, SurplusGroup
 from oncurve.trainer.state import Collected, TrainerState
-from oncurve.trainer.watching.diagnosis import divergence_explained
+from oncurve.trainer.updates import divergence_explained
 from oncurve.trainer.watching.observe import observe_groups, timer
-from oncurve.types import Group, Prompt, Score
+from oncurve.types import Completion, Group, Prompt, Score
 
 log = logging.getLogger("oncurve.trainer")
 
@@ -45,10 +49,10 @@ class GivenUpError(Exception):
 class Drawing:
     """The parts and numbers by which the groups of a step are drawn.
 
-    prompts       prompts of `source` per round of sampling, and groups per step
+    prompts       of `source` per round of sampling; a step has as many groups
     group_size    G, completions of each
     min_valid     the fewest valid completions that a usable group has
-    dynamic       which usable groups are kept, and how many rounds there may be; None: all of one round
+    dynamic       which usable groups are kept; it limits the rounds, too; None: all of one round
     right         of a curriculum: whether a completion is right, None where that is not known; None: there is none
     """
 
@@ -129,18 +133,15 @@ class Collecting(Drawing):
         prompts, cursor = self.source.take(cursor, self.prompts, state.counts)
         with self.scorer.begin(state.step) as scoring:
             with timer(metrics, "rollout"), divergence_explained(state.step):
-                groups = sample(self.engine, prompts, draw, self.group_size, on_group=self._handing_to(scoring))
+                groups = sample(self.engine, prompts, draw, self.group_size, on_group=partial(self._hand_in, scoring))
             for name, value in self.engine.measured().items():
                 metrics.add(name, value)
             return self._scored(groups, scoring, metrics), cursor
 
-    def _handing_to(self, scoring: Scoring) -> OnGroup:
-        def hand_in(index: int, group: Group) -> None:
-            if self.given_up.is_set():
-                raise GivenUpError
-            scoring.submit(index, group)
-
-        return hand_in
+    def _hand_in(self, scoring: Scoring, index: int, group: Group) -> None:
+        if self.given_up.is_set():
+            raise GivenUpError
+        scoring.submit(index, group)
 
     def _scored(self, groups: list[Group], scoring: Scoring, metrics: Metrics) -> list[Group]:
         """Return the groups with the scores that `scoring` began while they were sampled."""
@@ -272,3 +273,32 @@ class Groups(Drawing):
 
     def load(self, folder: Path, record: Mapping[str, Any], weights: Weights) -> None:
         """Restore what `save` wrote; `weights` are the policy's."""
+
+
+@dataclass
+class DemonstratedGroups(Groups):
+    """Groups of demonstrations: `complete` gives the completion of a prompt of `source`."""
+
+    complete: Callable[[Prompt], Completion] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._version = 0
+
+    @property
+    def exact(self) -> bool:
+        """True: there are no recorded log-probs that could differ."""
+        return True
+
+    def follow(self, weights: Weights, step: int) -> None:
+        """Note the version of the weights that are trained; no engine samples from them."""
+        self._version = weights.version
+
+    def next(self, state: TrainerState, metrics: Metrics) -> Collected:
+        """Return the next demonstrations, each as a group of one completion."""
+        prompts, cursor = self.source.take(state.cursor, self.prompts)
+        given = [replace(self.complete(prompt), policy_version=self._version) for prompt in prompts]
+        groups = tuple(
+            Group(prompt, (completion,), (Score(0.0),)) for prompt, completion in zip(prompts, given, strict=True)
+        )
+        observe_groups(metrics, groups, dropped=0, rewarded=False)
+        return Collected(groups, groups, (), cursor, state.draw)

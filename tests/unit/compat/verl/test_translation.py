@@ -11,6 +11,7 @@ import yaml
 from pyarrow import parquet
 
 from fakes.mutations import accounted, mutations
+from fakes.tables import table
 from fakes.tiny_policy import random_groups
 from fakes.verl_commands import COMMANDS
 from oncurve.advantages import GDPOAdvantage
@@ -325,17 +326,9 @@ def test_correction_and_truncated_and_dynamic_sampling() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
+        *table("translation", "refused"),
         ((f"{R}.repetition_penalty=1.2",), f"{R}.repetition_penalty: not available here"),
-        (("trainer.val_only=True",), "oncurve eval"),
-        (("trainer.resume_mode=resume_path",), "oncurve resume"),
-        (('trainer.logger=["mlflow"]',), "mlflow: not available here"),
-        (("trainer.loger=console",), "did you mean 'trainer.logger'"),
-        (("data.truncation=middle",), "middle: not available here"),
-        (("reward_model.reward_manager=batch",), "batch: not available here"),
-        (("data.train_files=hdfs://x/y.parquet",), "copy it here"),
         ((f"{R}.n=eight",), f"{R}.n: expected a whole number, got 'eight'"),
-        (("critic.ppo_epochs=3", "algorithm.adv_estimator=gae"), "give both the same value"),
-        (("reward_model.enable=True",), "names no reward model"),
         ((f"{M}.override_config.num_hidden_layers=3",), "num_hidden_layers"),
     ],
 )

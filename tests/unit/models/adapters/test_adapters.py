@@ -11,6 +11,7 @@ from fakes.adapted import NAMES, adapted, base, fill
 from fakes.architectures import RAGGED, UNIFORM, architecture, logits_of
 from fakes.decoding import graphs_of, request
 from fakes.recorder import record
+from fakes.tables import table
 from oncurve.base.errors import ConfigError, ModelError
 from oncurve.config import load_config
 from oncurve.learner.optimizer.update import MasterAdamW
@@ -126,18 +127,7 @@ def test_only_the_factors_are_trained_and_only_they_have_masters():
     assert all(optimizer.masters[name].dtype == torch.float32 for name in trained)
 
 
-@pytest.mark.parametrize(
-    ("name", "targets", "said"),
-    [
-        ("llama", ("q_prj",), "no layer 'q_prj'; did you mean 'q_proj'"),
-        ("llama", ("q_proj", "wte"), "no layer 'wte'; its linear layers: down_proj, gate_proj"),
-        ("llama", ("embed_tokens",), "embed_tokens is of the class Embedding"),
-        ("llama", ("self_attn",), "class LlamaAttention"),
-        ("qwen3", ("lm_head",), "lm_head shares its weight with another layer"),
-        ("qwen3", ("embed_tokens",), "embed_tokens shares its weight"),
-        ("qwen3-moe", ("experts",), "class Qwen3MoeExperts"),
-    ],
-)
+@pytest.mark.parametrize(("name", "targets", "said"), table("adapters", "targets"))
 def test_targets_that_cannot_be_are_refused_by_name(name, targets, said):
     module = base(name)
     before = {key: id(part) for key, part in module.named_modules()}
@@ -147,17 +137,7 @@ def test_targets_that_cannot_be_are_refused_by_name(name, targets, said):
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (["lora.rank=-1"], "lora.rank"),
-        (["lora.rank=4", "lora.alpha=0"], "lora.alpha"),
-        (["lora.rank=4", "lora.dropout=0.1"], "importance ratio is not 1"),
-        (["lora.rank=4", "lora.targets=[]"], "no layer is named"),
-        (["lora.rank=0", "lora.alpha=3"], "lora.rank = 0 means"),
-        (["lora.path=x", "lora.rank=3"], "has its own"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "said"), table("adapters", "refused"))
 def test_settings_that_cannot_be_are_refused_at_load(settings, said):
     with pytest.raises(ConfigError, match=said):
         load_config("grpo", settings)
