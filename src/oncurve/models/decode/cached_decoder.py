@@ -2,15 +2,13 @@
 
 Rows may join while others are growing, and leave at any step. Rows that begin together are a *cohort*: their groups'
 prefixes, and what each row has written since, which is equally long for all of them. So a cohort's attention is two
-calls whatever its rows: all rows of a group over the group's prefix, which is stored once and read once, and each row
-over its own suffix. Only attention depends on cohorts; every other layer sees all rows one after another.
+calls whatever its rows. All rows of a group attend to the group's prefix, which is stored once and read once, and each
+row to its own suffix. Only attention depends on cohorts; every other layer sees all rows one after another.
 
-The two become the whole, because a softmax over keys A ∪ B is a mixture of the softmaxes over A and over B, weighted by
-their shares of the denominator:
+The two become the whole. A softmax over keys A ∪ B is a mixture of the softmaxes over A and over B, weighted by their
+shares of the denominator. With lse the log-sum-exp of the scores:
 
     out = w · out_A + (1 - w) · out_B,    w = exp(lse_A) / (exp(lse_A) + exp(lse_B)) = σ(lse_A - lse_B)
-
-where lse is the log-sum-exp of the scores.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ class _Group:
 class _Row:
     """A row of the request, and what is known of it.
 
-    reach   the tokens that it has at most after the steps that are under way
-    text    its text where a stop string ended it
-    over    it has been handed over, or waits again: what the steps under way write of it is not read
+    reach   the tokens that it has at most after the steps that are under way.
+    text    its text where a stop string ended it.
+    over    it has been handed over, or waits again: what the steps under way write of it is not read.
     """
 
     number: int
