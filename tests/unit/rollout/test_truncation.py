@@ -17,7 +17,7 @@ from oncurve.models import GenericModel, LocalWeights, token_stats
 from oncurve.models.generic import plain_logits
 from oncurve.ops import token_logprobs
 from oncurve.randomness import uniform
-from oncurve.rollout import InProcessEngine, Sampling, truncation
+from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.rollout.sampler import TruncatedSampler
 from oncurve.types import Completion, Group, Prompt, Score
 from oracles.plain_sampler import distribution
@@ -69,7 +69,7 @@ def test_a_large_set_is_stored_by_what_it_lacks(monkeypatch: pytest.MonkeyPatch)
     logits = torch.randn(5, 400, generator=torch.Generator().manual_seed(0))
     rows = [TruncatedSampler(1.0, top_p=0.97), TruncatedSampler(1.0, top_k=30)]
     before = [drawn(sampler, logits, [0.1, 0.3, 0.5, 0.7, 0.9]) for sampler in rows]
-    monkeypatch.setattr(truncation, "LARGEST", 20)
+    monkeypatch.setattr("oncurve.rollout.sampler.LARGEST", 20)
     after = [drawn(sampler, logits, [0.1, 0.3, 0.5, 0.7, 0.9]) for sampler in rows]
     assert max(after[0][2].tolist()) < 0 < min(after[1][2].tolist())  # less than half is stored as it is
     for one, other in zip(before, after, strict=True):
