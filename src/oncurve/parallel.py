@@ -57,8 +57,8 @@ class Meeting(Protocol):
 class FileMeeting:
     """A meeting of processes of one machine, by the files of a folder at `path`, which must not exist before.
 
-    A file is there whole or not at all. In torch's own store of one file a rank waits for ever, and cannot be stopped,
-    for the rest of what a killed rank has begun to write, and after garbage.
+    A file is there whole or not at all. torch's own store is one file, and a rank that reads it cannot be stopped: it
+    waits for ever for the rest of what a killed rank has begun to write, and after garbage.
     """
 
     path: Path
