@@ -7,8 +7,8 @@ from typing import Any
 
 from oncurve.rewards import Exact, Numeric, Regex
 from oncurve.rewards.functions.answers import boxed, final_answer, marked_number
+from oncurve.rewards.functions.callables import Matcher
 from oncurve.rewards.functions.math import Checker
-from oncurve.rewards.functions.verify import Matcher
 
 # Conventions conflict between sources. These cases do not fit ours; the key is suite and line (mathverify_cases) or
 # source project, kind and text (extraction_and_format_cases).

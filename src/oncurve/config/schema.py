@@ -55,7 +55,7 @@ class Schema(Generic[Config]):
 
     @cached_property
     def sections(self) -> dict[str, Section]:
-        """All sections but `rewards`."""
+        """Sections by name; `rewards`, a list of tables, is none."""
         types: dict[str, Any] = {name: field.annotation for name, field in self.config.model_fields.items()}
         found = {name: self.chosen.get(name) or Section({cls.__name__: cls}) for name, cls in types.items()}
         return {name: section for name, section in found.items() if name != "rewards"}

@@ -52,7 +52,7 @@ class Rule:
     evidence    the evidence of it in a case, as a clause with numbers; None: the rule does not hold
     reason      why it is an illness, in whole sentences
     changes     what to change, settings by their key, in the order in which to try it
-    settled     values that cannot be improved on: a change that names such a setting is left out where it has its value
+    settled:    values that cannot be improved on. A change that names such a setting is left out where it has its value
     families    of the rules that share a family, only the first that holds is reported: the others follow from it
     at_once     it needs no more than one step: no chance is in its evidence
     """

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         table as table,
     )
     from oncurve.report.shown import (
-        Groups as Groups,
         Page as Page,
+        ShownGroups as ShownGroups,
         charts_page as charts_page,
         report_page as report_page,
     )

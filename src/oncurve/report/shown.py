@@ -48,7 +48,7 @@ class Page:
         return file
 
 
-class Groups(list[dict[str, Any]]):
+class ShownGroups(list[dict[str, Any]]):
     """Groups as `group_record` writes them: plain values. A notebook's cell shows texts, rewards and advantages."""
 
     def __init__(self, records: Iterable[dict[str, Any]], step: int | None = None) -> None:
@@ -69,7 +69,7 @@ class Groups(list[dict[str, Any]]):
         return self.page()._repr_html_()
 
 
-def report_page(directory: Path | None, metrics: Sequence[Mapping[str, float]], groups: Groups) -> Page:
+def report_page(directory: Path | None, metrics: Sequence[Mapping[str, float]], groups: ShownGroups) -> Page:
     """Return the report of a run's directory, which is written again; without one a page of `metrics` and `groups`.
 
     Raises what `write_report` raises; ConfigError: there is no directory, and no step.
@@ -104,7 +104,7 @@ def _charts(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> list
     return charts_of(keys or FEATURED, metrics)
 
 
-def _page(title: str, pixels: int, charts: Sequence[Any] = (), groups: Groups | None = None) -> Page:
+def _page(title: str, pixels: int, charts: Sequence[Any] = (), groups: ShownGroups | None = None) -> Page:
     shown = [] if groups is None else [shown_group(groups.step, record) for record in groups]
     html = rendered("cell.html.j2", title=title, charts=charts, groups=shown)
     return Page(html, title, min(_MOST_PIXELS, pixels))

@@ -46,7 +46,7 @@ from oncurve.run.building import (
 from oncurve.run.card import write_card
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
 from oncurve.run.evaluating import evaluate_policy, results_by_problem
-from oncurve.run.iterations import iterations, step_locator
+from oncurve.run.iterations import LabellingInputs, iterations, step_locator
 from oncurve.run.loop import credit_of, groups_of, trainer_config
 from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer
 from oncurve.run.teaching import load_teacher
@@ -352,5 +352,6 @@ def _add_reward_model(run: Run, base: Path | None) -> None:
     classifier = settings.load(masters=run.config.iterative.steps > 0)
     run.rewards.score_with(classifier)
     if run.config.iterative.steps:
-        run.iterations = iterations(run, base, settings.build(classifier))
+        sources = LabellingInputs(run.engine, run.rewards, run.learner, run.loaded)
+        run.iterations = iterations(run.config, base, sources, settings.build(classifier))
         run.trainer.outer = run.iterations

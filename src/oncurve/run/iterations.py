@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from oncurve.base.errors import ConfigError
+from oncurve.config import RunConfig
+from oncurve.learner import Learner
+from oncurve.models import LoadedModel
 from oncurve.reward_models import (
     Example,
     Iterations,
@@ -24,25 +27,32 @@ from oncurve.reward_models import (
     scored_steps,
 )
 from oncurve.rewards import DeferredScoring, Locate, RewardSet
-from oncurve.rollout import Detokenizer
+from oncurve.rollout import Detokenizer, RolloutEngine
 from oncurve.steps import splitter_of, token_ends
 from oncurve.trainer import ReferenceSchedule
 from oncurve.types import Group, Score
 
-if TYPE_CHECKING:
-    from oncurve.run.assembly import Run
-
 Kind = Literal["preferences", "steps"]
 
 
-def iterations(run: Run, base: Path | None, learner: RewardLearner) -> Iterations:
+@dataclass(frozen=True)
+class LabellingInputs:
+    """The parts of a run that samples and their labels come from."""
+
+    engine: RolloutEngine
+    rewards: RewardSet
+    learner: Learner
+    loaded: LoadedModel
+
+
+def iterations(config: RunConfig, base: Path | None, sources: LabellingInputs, learner: RewardLearner) -> Iterations:
     """Return the outer loop of a run with `[iterative]`. Raises DataError: `history` cannot be read."""
-    config, settings = run.config, run.config.iterative
+    settings = config.iterative
     kind: Kind = "steps" if learner.classifier.head == "process" else "preferences"
     assert config.eval.verifier is not None  # `check_complete` has refused None
-    label = labeller(run, kind, config.eval.verifier, settings.continuations)
+    label = labeller(config, kind, config.eval.verifier, settings.continuations, sources)
     known = learner.fitting(_history(settings.history, kind, base))
-    reference = ReferenceSchedule(config.following, run.learner)
+    reference = ReferenceSchedule(config.following, sources.learner)
     return Iterations(settings, reference, learner, label, Replay(known), config.run.seed)
 
 
@@ -76,21 +86,21 @@ def _history(path: str | None, kind: Kind, base: Path | None) -> Sequence[Exampl
     return source.read(base, key="iterative.history")[0]
 
 
-def labeller(run: Run, kind: Kind, verifier: str, continuations: int) -> Labeller:
-    """Return how scored groups of a run become examples. Raises ConfigError: continuations without a tokenizer."""
+def labeller(config: RunConfig, kind: Kind, verifier: str, continuations: int, sources: LabellingInputs) -> Labeller:
+    """Return how scored groups become examples. Raises ConfigError: continuations without a tokenizer."""
     if kind == "preferences":
         return partial(scored_pairs, verifier=verifier)
     if not continuations:
         return partial(scored_steps, verifier=verifier)
-    locate = step_locator(run.loaded.tokenizer)
+    locate = step_locator(sources.loaded.tokenizer)
     if locate is None:
         raise ConfigError("continuations from the ends of steps need a tokenizer")
-    split = splitter_of(next((reward.split for reward in run.config.rewards if hasattr(reward, "split")), "newline"))
-    sampling, longest = run.config.rollout, run.loaded.model.longest_row
-    label = MonteCarloLabels(run.engine, run.rewards, verifier, continuations, split, locate, sampling, longest)
+    split = splitter_of(next((reward.split for reward in config.rewards if hasattr(reward, "split")), "newline"))
+    engine, longest = sources.engine, sources.loaded.model.longest_row
+    label = MonteCarloLabels(engine, sources.rewards, verifier, continuations, split, locate, config.rollout, longest)
 
     def continued(groups: Sequence[Group]) -> list[LabelledSteps]:
-        run.engine.follow(run.learner.weights())  # the weights as they are now
+        engine.follow(sources.learner.weights())  # the weights as they are now
         return label(groups)
 
     return continued

@@ -14,7 +14,7 @@ from oncurve.base.errors import ConfigError, command
 from oncurve.data import Prompts, Rows, check_row
 from oncurve.display import run_card
 from oncurve.evaluate import EVALUATION_DRAW, Evaluation
-from oncurve.report import Groups, Page, charts_page, group_record, link, read_run, report_page, steps_in_words
+from oncurve.report import Page, ShownGroups, charts_page, group_record, link, read_run, report_page, steps_in_words
 from oncurve.rollout import sample
 from oncurve.run.assembly import Run
 from oncurve.trainer import StepResult
@@ -131,9 +131,9 @@ class TrainedRun(Closing):
 
         Without a directory it has the curves, and the groups of the last step.
         """
-        return report_page(self.directory, self._whole(), Groups([]) if self.directory else self.groups())
+        return report_page(self.directory, self._whole(), ShownGroups([]) if self.directory else self.groups())
 
-    def groups(self, step: int | None = None) -> Groups:
+    def groups(self, step: int | None = None) -> ShownGroups:
         """Return the groups of a step (None: the last one) with texts, rewards and advantages, as plain values.
 
         They are read from the directory; without one the last step's alone are known. A cell shows them.
@@ -143,11 +143,11 @@ class TrainedRun(Closing):
         kept = () if record is None else record.steps
         chosen = step if step is not None else kept[-1] if kept else None
         if record is not None and chosen in kept:
-            return Groups(record.groups(chosen), chosen)
+            return ShownGroups(record.groups(chosen), chosen)
         if last is not None and step in (None, last.step):
             pairs = zip(last.groups, last.advantages, strict=True)
             records = ({"step": last.step, **group_record(group, advantages)} for group, advantages in pairs)
-            return Groups(records, last.step)
+            return ShownGroups(records, last.step)
         asked = "a step" if step is None else f"step {step}"
         if self.directory is None:
             known = "none" if last is None else f"those of step {last.step}"
@@ -155,7 +155,7 @@ class TrainedRun(Closing):
         known = f"rollouts.keep = {self.run.config.rollouts.keep!r}, and there are those of: {steps_in_words(kept)}"
         raise ConfigError(f"{self.directory} has no groups of {asked}; {known}")
 
-    def sample(self, n: int = 4, prompt: Any = None, *, temperature: float | None = None) -> Groups:
+    def sample(self, n: int = 4, prompt: Any = None, *, temperature: float | None = None) -> ShownGroups:
         """Return completions by the policy as it is now, other ones at each call.
 
         n            with a prompt, that many completions of it; else one completion of each of the first n held-out
@@ -176,7 +176,9 @@ class TrainedRun(Closing):
         self._samplings += 1
         asked = [prompts[index] for index in range(len(prompts))]
         groups = sample(run.engine, asked, EVALUATION_DRAW - self._samplings, sampling.group_size, sampling)
-        return Groups(group_record(group) for group in (groups if prompt is not None else run.rewards.score(groups)))
+        return ShownGroups(
+            group_record(group) for group in (groups if prompt is not None else run.rewards.score(groups))
+        )
 
     def save(self, path: str | Path) -> None:
         """The policy in Hugging Face form, from the full-precision masters."""

@@ -60,10 +60,10 @@ def application(library: Library, key: str) -> ASGIApp:
             return _refusal(409, str(error))
 
     routes = [Route(path, shown, methods=["GET"]) for path in PAGES]
-    return Guard(Starlette(routes=[*routes, Route("/api/{question}", asked, methods=["GET"])]), key)
+    return RequestGuard(Starlette(routes=[*routes, Route("/api/{question}", asked, methods=["GET"])]), key)
 
 
-class Guard:
+class RequestGuard:
     """The wall: another host name, another origin, and all but the pages without the key are answered with 403."""
 
     def __init__(self, inner: ASGIApp, key: str) -> None:

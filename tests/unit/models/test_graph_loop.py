@@ -103,13 +103,13 @@ def test_rows_that_find_no_page_wait_and_are_sampled_again_to_the_same_tokens(mo
     for part in ("graph_buffers", "paged_attention"):
         monkeypatch.setattr(f"oncurve.models.decode.{part}.PAGE", 4)
     monkeypatch.setattr("oncurve.models.decode.graph_buffers.free_bytes", lambda device: 2 * 100 * page)
-    original = graph_loop._Decoding._put_back
+    original = graph_loop._GraphDecoding._put_back
 
     def seen(self, row):
         put_back.append(row.number)
         original(self, row)
 
-    monkeypatch.setattr(graph_loop._Decoding, "_put_back", seen)
+    monkeypatch.setattr(graph_loop._GraphDecoding, "_put_back", seen)
     got = loop(ASKED)
     assert len(buffers.free) == 99
     assert len(put_back) > 3

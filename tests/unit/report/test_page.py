@@ -9,7 +9,7 @@ import pytest
 from fakes.tables import table
 from oncurve.display import run_card
 from oncurve.display.card import curve
-from oncurve.report import Groups, RolloutFiles, group_record, read_run, render_report, write_report
+from oncurve.report import RolloutFiles, ShownGroups, group_record, read_run, render_report, write_report
 from oncurve.report.charts import HEIGHT, WIDTH, chart_of
 from oncurve.types import Completion, Group, Prompt, Score
 
@@ -195,7 +195,7 @@ def test_a_curve_has_two_points_at_least_and_leaves_out_what_is_not_finite() -> 
 
 
 def test_groups_show_texts_with_rewards_and_advantages_of_a_step() -> None:
-    groups = Groups([group("<script>4</script>")], step=3)
+    groups = ShownGroups([group("<script>4</script>")], step=3)
     assert repr(groups) == "<1 group of step 3, 1 completion>"
     assert groups[0]["completions"][0]["reward"] == 1.0
     frame = groups._repr_html_()

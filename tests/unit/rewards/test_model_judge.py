@@ -12,7 +12,7 @@ from fakes.scoring import faults_of, group, rewards_of
 from fakes.tables import table
 from oncurve.base.errors import ConfigError, RewardError
 from oncurve.rewards import ModelJudge, RewardSet
-from oncurve.rewards.judge import endpoint
+from oncurve.rewards.judge import asking
 
 Build = Callable[..., RewardSet]
 
@@ -25,7 +25,7 @@ def server() -> Iterator[ChatServer]:
 
 @pytest.fixture
 def build(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build]:
-    monkeypatch.setattr(endpoint, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(asking, "FIRST_WAIT_SECONDS", 0.01)
     made: list[RewardSet] = []
 
     def build(**settings: Any) -> RewardSet:

@@ -25,17 +25,17 @@ class AdapterFacts:
 class RunFacts:
     """Facts of the loaded data and model; None: not loaded yet. Example: `RunFacts(rows=7473, device="cpu")`.
 
-    rows, eval_rows, dropped   training prompts, held-out prompts, prompts left out as too long
-    distinct, eval_distinct    how many of the former two are different
-    truncated                  prompts cut to their last tokens, as too long
-    parameters                 of the model
-    reference_bytes            what the frozen reference takes
-    reference_given            whether it is a model of its own, not a copy of the policy
-    teacher_bytes              what a distillation's frozen teacher takes
-    kept                       whether the run has a directory
-    device, path_reason        where the model runs; which path it takes and why
-    precision                  what it computes in, and why
-    adapter                    what is trained instead of the model's weights
+    rows, eval_rows, dropped   training prompts, held-out prompts, prompts left out as too long.
+    distinct, eval_distinct    how many of the former two are different.
+    truncated                  prompts cut to their last tokens, as too long.
+    parameters                 of the model.
+    reference_bytes            what the frozen reference takes.
+    reference_given            whether it is a model of its own, not a copy of the policy.
+    teacher_bytes              what a distillation's frozen teacher takes.
+    kept                       whether the run has a directory.
+    device, path_reason        where the model runs; which path it takes and why.
+    precision                  what it computes in, and why.
+    adapter                    what is trained instead of the model's weights.
     """
 
     rows: int | None = None

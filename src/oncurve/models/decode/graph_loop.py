@@ -88,10 +88,10 @@ class GraphLoop:
     @torch.no_grad()
     def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[EndedRows]:
         """Return the rows of the request, in their order."""
-        return _Decoding(self, request, on_group).run()
+        return _GraphDecoding(self, request, on_group).run()
 
 
-class _Decoding:
+class _GraphDecoding:
     """The state of one call of the loop: rows that wait, and rows that are decoded, in the order of the buffers."""
 
     def __init__(self, loop: GraphLoop, request: DecodeRequest, on_group: OnEnded | None) -> None:

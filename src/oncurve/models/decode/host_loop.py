@@ -48,10 +48,10 @@ class HostLoop:
     @torch.no_grad()
     def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[EndedRows]:
         """Return the rows of the request, in their order."""
-        return _Decoding(self, request, on_group).run()
+        return _HostDecoding(self, request, on_group).run()
 
 
-class _Decoding:
+class _HostDecoding:
     """One call of the loop."""
 
     def __init__(self, loop: HostLoop, request: DecodeRequest, on_group: OnEnded | None) -> None:

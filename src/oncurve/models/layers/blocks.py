@@ -204,7 +204,7 @@ def _adopt_attention(attention: Any, twin: Any) -> bool:
     if config is None or not isinstance(size, int) or not isinstance(layer, int) or "forward" in vars(attention):
         return False
     given = _given(attention, size)
-    asked, asked_again = Recorder(), Recorder()
+    asked, asked_again = RecordingContext(), RecordingContext()
     try:
         with switched(config):
             wanted = attention(**given, attention_mask=None, oncurve_context=asked)[0]
@@ -217,7 +217,7 @@ def _adopt_attention(attention: Any, twin: Any) -> bool:
         return False
     try:  # an attention that rotates a part of a head takes narrower tables too, and the block does not
         with switched(config):
-            attention(**_given(attention, size, size // 2), attention_mask=None, oncurve_context=Recorder())
+            attention(**_given(attention, size, size // 2), attention_mask=None, oncurve_context=RecordingContext())
     except (ModelError, TypeError, RuntimeError, AttributeError, ValueError):
         return True
     return False
@@ -233,7 +233,7 @@ def _given(attention: Any, size: int, rotated: int | None = None) -> dict[str, A
     }
 
 
-class Recorder:
+class RecordingContext:
     """A context that records its arguments."""
 
     tensors: tuple[Tensor, ...] = ()
@@ -313,6 +313,6 @@ def is_straight(body: Any, wide: bool, run: Callable[[Tensor, Tensor, AttentionC
         return False
     try:
         ids = torch.arange(4, device=body.embed_tokens.weight.device)
-        return close(StraightBody(body, wide, {})(ids, ids, Recorder()), run(ids, ids, Recorder()))
+        return close(StraightBody(body, wide, {})(ids, ids, RecordingContext()), run(ids, ids, RecordingContext()))
     except (AttributeError, RuntimeError, TypeError, ValueError):  # parts of another kind or name
         return False

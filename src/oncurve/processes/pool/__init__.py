@@ -1,7 +1,7 @@
 """Killable worker processes, in which user code runs with a deadline and a memory limit.
 
     pool = WorkerPool("oncurve.rewards.functions.math:Checker", {"answer": "answer"}, processes=2, timeout_seconds=10)
-    replies = pool.run([{"completion": "4", "answer": "4"}, ...])       # one Reply per item, in order
+    replies = pool.run([{"completion": "4", "answer": "4"}, ...])       # one WorkerReply per item, in order
 
 Covered: exceptions of any kind, `sys.exit`, `os._exit`, crashes, endless loops (also in C code that holds the
 interpreter lock), sleeping, huge allocations, printing, lines written to the channel, forked children, and the death of
@@ -19,6 +19,6 @@ from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.processes.pool.pool import Job as Job, WorkerPool as WorkerPool
-    from oncurve.processes.pool.worker import Reply as Reply
+    from oncurve.processes.pool.worker import WorkerReply as WorkerReply
 
 __getattr__, _ = lazily(__name__)  # a worker imports its own side alone

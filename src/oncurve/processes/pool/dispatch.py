@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from oncurve.base.errors import ConfigError
-from oncurve.processes.pool.worker import PoolItem, PoolWork, PoolWorker, Reply, WorkerStart
+from oncurve.processes.pool.worker import PoolItem, PoolWork, PoolWorker, WorkerReply, WorkerStart
 
 LARGEST_CHUNK = 64
 _TURN_SECONDS = 60.0  # a new order wakes the thread before
@@ -177,7 +177,7 @@ class Dispatcher:
                 if worker.importing and number == worker.answered:
                     limit = self._start.timeout_seconds
                     late = f"its imports took longer than {limit:g} seconds (start_timeout_seconds)"
-                self._fail_item(slot, Reply(None, "timeout", late), number)
+                self._fail_item(slot, WorkerReply(None, "timeout", late), number)
 
     def _receive_from(self, slot: int, worker: PoolWorker) -> None:
         alive = worker.receive()
@@ -226,9 +226,9 @@ class Dispatcher:
             self._give_back(slot, worker.unanswered)
         else:
             twice = ", for the second time at this item" if item.kills == 2 and worker.killed_by_others else ""
-            self._fail_item(slot, Reply(None, "died", message + twice), number)
+            self._fail_item(slot, WorkerReply(None, "died", message + twice), number)
 
-    def _fail_item(self, slot: int, reply: Reply, number: int) -> None:
+    def _fail_item(self, slot: int, reply: WorkerReply, number: int) -> None:
         """Give `reply` to one of the items that a worker was computing, and the others to other workers."""
         worker = self.workers[slot]
         worker.settle(reply, number)

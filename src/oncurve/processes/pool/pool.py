@@ -18,7 +18,7 @@ from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError
 from oncurve.processes.pool.dispatch import Dispatcher
 from oncurve.processes.pool.serve import plain
-from oncurve.processes.pool.worker import PoolWork, Reply, WorkerStart
+from oncurve.processes.pool.worker import PoolWork, WorkerReply, WorkerStart
 
 _PATIENCE_SECONDS = 1.0
 _NEEDED = re.compile(
@@ -89,7 +89,7 @@ class WorkerPool(Closing):
         self._require_open()
         return Job(self, done)
 
-    def run(self, items: Sequence[Any]) -> list[Reply]:
+    def run(self, items: Sequence[Any]) -> list[WorkerReply]:
         """Return one reply per item, in order. A worker that an item kills is replaced. Each item is tried once, and a
         second time where the worker was killed from outside (SIGKILL, as when the machine is out of memory, or another
         signal that ends a process). A worker that died before it had read the item does not count.
@@ -141,7 +141,7 @@ class Job(Closing):
         self._pool._require_open()
         self._dispatcher.do(partial(self._dispatcher.expect, self._work))
 
-    def replies(self) -> list[Reply]:
+    def replies(self) -> list[WorkerReply]:
         """Wait for the replies. Raises ConfigError when a worker cannot start, ValueError when the pool is closed."""
         self.expect()
         while self._dispatcher.alive and not self._work.complete:

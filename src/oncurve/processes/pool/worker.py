@@ -30,7 +30,7 @@ _SENT_TO_END = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
 
 
 @dataclass(frozen=True)
-class Reply:
+class WorkerReply:
     """The result of one item: `value`, or the kind of `fault` and a `message` (a traceback, or the known facts).
 
     Faults: "exception" (any BaseException), "exit" (sys.exit), "memory" (over the limit), "type" (the value is not
@@ -52,7 +52,7 @@ class PoolWork:
     """
 
     timeout_seconds: float
-    replies: dict[int, Reply] = field(default_factory=dict)
+    replies: dict[int, WorkerReply] = field(default_factory=dict)
     given: int = 0
     expected: int | None = None
     busy_seconds: float = 0.0
@@ -213,10 +213,10 @@ class PoolWorker:
             self.later[number] = (self.pending[0], self.deadline)
             self._next()
         else:
-            self.settle(Reply(line_read.get("value"), fault, message), number)
+            self.settle(WorkerReply(line_read.get("value"), fault, message), number)
         return True
 
-    def settle(self, reply: Reply, number: int) -> None:
+    def settle(self, reply: WorkerReply, number: int) -> None:
         """Give the item with this number its reply."""
         item = self.later.pop(number)[0] if number in self.later else self._next()
         item.work.replies[item.index] = reply

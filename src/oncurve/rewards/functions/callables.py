@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -235,3 +236,23 @@ class Accepts:
             return about
         needs = tuple(tuple(names) for names in about.get("needs", ()))
         return cls(**{**about, "needs": needs, "takes": tuple(about.get("takes", ()))})
+
+
+MATCHER = f"{__name__}:Matcher"
+
+
+class Matcher:
+    """The worker's side of rewards that are a regular expression.
+
+    1.0 where `pattern` is found in a completion (`mode` "search") or is all of it ("full"), else 0.0.
+    """
+
+    about = Accepts(needs=(("completion",),)).as_json()
+
+    def __init__(self, pattern: str, mode: str) -> None:
+        compiled = re.compile(pattern)
+        self._match = compiled.search if mode == "search" else compiled.fullmatch
+
+    def __call__(self, item: Mapping[str, Any]) -> float:
+        """Return 1.0 or 0.0 for `{"completion": text}`."""
+        return float(self._match(item["completion"]) is not None)

@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 
 from oncurve.base.errors import ConfigError
 from oncurve.rewards.functions.answers import boxed
-from oncurve.rewards.functions.verify import MATCHER, Pattern
+from oncurve.rewards.functions.callables import MATCHER
+from oncurve.rewards.functions.verify import Pattern
 from oncurve.rewards.settings import Local, Runner, WorkerSettings
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator
 
 from oncurve.rewards.functions.answers import final_answer, marked_number, text_after
-from oncurve.rewards.functions.callables import Accepts
+from oncurve.rewards.functions.callables import MATCHER, Accepts
 from oncurve.rewards.settings import AnswerReward, Local, Runner, WorkerSettings
 from oncurve.tasks import check_steps, is_correct, read_question, reasoning_dataset
 
@@ -131,23 +131,6 @@ class Regex(WorkerSettings):
     def start(self, base: Path | None) -> Runner:
         """Run in workers."""
         return self.workers(MATCHER, {"pattern": self.pattern, "mode": self.mode})
-
-
-MATCHER = f"{__name__}:Matcher"
-
-
-class Matcher:
-    """The worker's side: 1.0 where `pattern` is found in a completion (`mode` "search") or is all of it ("full")."""
-
-    about = Accepts(needs=(("completion",),)).as_json()
-
-    def __init__(self, pattern: str, mode: str) -> None:
-        compiled = re.compile(pattern)
-        self._match = compiled.search if mode == "search" else compiled.fullmatch
-
-    def __call__(self, item: Mapping[str, Any]) -> float:
-        """Return 1.0 or 0.0 for `{"completion": text}`."""
-        return float(self._match(item["completion"]) is not None)
 
 
 class EnvironmentReward(Local):

@@ -71,9 +71,7 @@ def evaluate_target(
         return _unfinished(folder, *settings(words), n, data)
     config, base = settings(["model.revision=null", *words, *_model_words(target, is_run, words)])
     check_complete(config)
-    prompts_of = load_eval_rows(config.data, base)
-    held_out = len(prompts_of) > 0
-    prompts_of = prompts_of if held_out else load_rows(config.data, base)
+    prompts_of, held_out = _rows(config, base)
     prepare_process(config.run.threads)
     with RewardSet.build(config.fitted_rewards, base=base) as rewards:
         check_columns(rewards, config.data, prompts_of)
@@ -169,3 +167,8 @@ def _unfinished(folder: Path, config: RunConfig, base: Path, n: int, data: str |
             raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; {command('resume', folder)}")
         with answers_kept(run.rewards, folder):
             return f"{folder}, step {found[0].step}", replace(run.evaluate(n), source=data)
+
+
+def _rows(config: RunConfig, base: Path) -> tuple[Any, bool]:
+    held_out = load_eval_rows(config.data, base)
+    return (held_out, True) if len(held_out) else (load_rows(config.data, base), False)

@@ -15,7 +15,7 @@ from oncurve.reward_models import example_to_json
 from oncurve.rewards import component_names
 from oncurve.rollout import sample
 from oncurve.run.assembly import Run, assemble
-from oncurve.run.iterations import Kind, labeller
+from oncurve.run.iterations import Kind, LabellingInputs, labeller
 from oncurve.run.loop import order_of
 from oncurve.types import Group
 
@@ -44,7 +44,9 @@ def label_samples(
         raise ConfigError(f"--verifier: there is no reward {chosen!r}; they are: {', '.join(names)}")
     with assemble(config.model_copy(update={"cluster": Cluster()}), base) as run:  # nothing is trained
         run.engine.follow(run.learner.weights())
-        label = labeller(run, kind, chosen, continuations)
+        label = labeller(
+            config, kind, chosen, continuations, LabellingInputs(run.engine, run.rewards, run.learner, run.loaded)
+        )
         count = 0
         with AppendLog(out) as log:
             for groups in _groups(run, config, prompts):

@@ -31,7 +31,7 @@ class ListedRun:
     metric, best, best_step   the best evaluation, by `checkpoint.best` or accuracy or reward; None without any
     best_kept     its checkpoint is there; None where it was before step 1, or there is none
     age_seconds   since it wrote a line
-    warm_start    it has begun its warm start, and none of its own steps is done
+    warm_start:   it has begun its warm start, and none of its own steps is done
     """
 
     path: Path

@@ -52,7 +52,7 @@ class Drawing:
     prompts       of `source` per round of sampling; a step has as many groups
     group_size    G, completions of each
     min_valid     the fewest valid completions that a usable group has
-    dynamic       which usable groups are kept, and how many rounds there may be; None: all of one round
+    dynamic       which usable groups are kept; it limits the rounds, too; None: all of one round
     right         of a curriculum: whether a completion is right, None where that is not known; None: there is none
     """
 
