@@ -16,7 +16,7 @@ from fakes.calls import Counted
 from fakes.started import start_process
 from fakes.waiting import until
 from oncurve.base.closing import reap
-from oncurve.processes import Minder, minder
+from oncurve.processes import Minder, minder, spawn
 from oncurve.processes.fleets import HostFleet, host_fleet, nursery
 from oncurve.processes.fleets.nursery import HostNursery
 from oncurve.processes.fleets.ray_fleet import keeper_class
@@ -24,7 +24,7 @@ from oncurve.processes.pool import WorkerPool, worker
 
 LIMITS = [
     (nursery, "_MOMENT_SECONDS"),
-    (nursery, "_END_SECONDS"),
+    (spawn, "_END_SECONDS"),
     (worker, "_SLOWEST_END_SECONDS"),
     (minder, "_END_SECONDS"),
 ]
