@@ -54,7 +54,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class EndpointAsked:
+class RemoteModel:
     """An endpoint: the `url` that ends before `/chat/completions`, a `key` or None, tries in addition to the first."""
 
     url: str

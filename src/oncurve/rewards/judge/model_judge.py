@@ -24,7 +24,7 @@ from oncurve.base.errors import ConfigError, RewardError
 from oncurve.processes.pool import WorkerReply
 from oncurve.rewards.functions.callables import OFFERED, Accepts
 from oncurve.rewards.functions.verify import Pattern
-from oncurve.rewards.judge.asking import Asking, EndpointAsked, Replies, Request, Unanswered
+from oncurve.rewards.judge.asking import Asking, RemoteModel, Replies, Request, Unanswered
 from oncurve.rewards.settings import RewardSettings, Runner, Seconds
 
 CHECK_SECONDS = 5.0
@@ -202,7 +202,7 @@ class ModelJudge(RewardSettings):
 
     def start(self, base: Path | None) -> Runner:
         """Ask from threads of this process. Raises ConfigError: no key, or nothing answers at the address."""
-        runner = EndpointRunner(self, EndpointAsked(self.url, self._key(), self.retries))
+        runner = EndpointRunner(self, RemoteModel(self.url, self._key(), self.retries))
         problem = runner.endpoint.check(min(CHECK_SECONDS, self.timeout_seconds))
         if problem is not None:
             raise ConfigError(f"url: {problem}; start the server, or correct url or api_key_env")
@@ -222,7 +222,7 @@ class ModelJudge(RewardSettings):
 class EndpointRunner:
     """Asks the model about items, several at once; `begin` while other groups are still being sampled."""
 
-    def __init__(self, settings: ModelJudge, endpoint: EndpointAsked) -> None:
+    def __init__(self, settings: ModelJudge, endpoint: RemoteModel) -> None:
         self.settings, self.endpoint = settings, endpoint
         self.replies = Replies(settings.read, settings.max_requests, settings.max_total_tokens)
         self.about: Any = Accepts(needs=tuple((name,) for name in settings.filled.columns)).as_json()
