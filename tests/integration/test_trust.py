@@ -34,7 +34,7 @@ KINDS = {
     "an advantage": '[advantage]\nkind = "own.py:Own"\n',
     "data": '[data]\nkind = "own.py:Rows"\n',
     "an estimator": '[kl]\nestimator = "own.py:chi"\n',
-    "a reward": '[[rewards]]\nkind = "own.py:Reward"\nname = "own"\n',
+    "a reward": '[[rewards]]\nkind = "own.py:Reward"\nname = "own"\nweight = 0.25\n',
     "a module": '[advantage]\nkind = "own:Own"\n',
 }
 
@@ -77,6 +77,7 @@ def test_commands_that_look_import_nothing(command: Command, monkeypatch: pytest
         said = command(*words, "run").fine()
         assert words == ("runs",) or "own.py:" in said.out or "own:" in said.out or "not imported" in said.err
         assert kind != "an advantage" or "std r" not in said.out  # the formula of the built-in that stands in for it
+        assert kind != "a reward" or words[1:] != ("explain",) or "0.25 own" in said.out  # nor its weight
     assert command("doctor", "run").code in (0, 1, 2)
     said = command("export", "run", "--out", "exported").fine()
 

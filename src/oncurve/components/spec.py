@@ -187,14 +187,14 @@ def as_written(
 
 
 def _unread(kind: str, values: Mapping[str, Any], kinds: Mapping[str, type[Component]]) -> Component:
-    """Return the defaults of a built-in kind in the place of code that is not imported."""
+    """Return a built-in kind in the place of code that is not imported, with the values of keys that all kinds have."""
+    stated = {"unread": kind, "given": MappingProxyType(dict(values))}
+    known = {key: value for key, value in values.items() if all(key in cls.model_fields for cls in kinds.values())}
     for cls in kinds.values():
         with suppress(ValidationError):  # it has keys without a default
-            cls()
-            stands_in: type[Component] = type(
-                "Unread", (cls,), {"unread": kind, "given": MappingProxyType(dict(values))}
-            )
-            return stands_in()
+            unknown = {"verifies": None} if hasattr(cls, "verifies") else {}
+            stands_in: type[Component] = type(kind.rpartition(":")[2], (cls,), stated | unknown)
+            return stands_in(**known)
     raise ConfigError(f"{kind} is code, and this command runs none")
 
 

@@ -199,7 +199,9 @@ def read_table(file: Path, toml: bool) -> dict[str, Any]:
         raise ConfigError(f"{file}: nested too deeply; settings have two parts, section.key") from None
     except (yaml.YAMLError, ValueError) as error:  # TOML's own, a number or a date that cannot be, or not UTF-8
         _check_suffix(file)
-        raise ConfigError(f"{file}: {_complaint(error)}") from None
+        typed = isinstance(error, tomllib.TOMLDecodeError) and not set("“”„‘’").isdisjoint(text)
+        quotes = "; it has typographic quotes, write straight ones" if typed else ""
+        raise ConfigError(f"{file}: {_complaint(error)}{quotes}") from None
     if table is None:
         return {}
     if not isinstance(table, dict):
