@@ -229,6 +229,7 @@ def test_a_reward_that_raises_ends_the_run(folder: str) -> None:
         ({"optimizers": (1, None)}, r"GRPOTrainer\.optimizers"),
         ({"reward_processing_classes": [None, None]}, r"their number \(2\) must match that of reward_funcs \(1\)"),
         ({"train_dataset": None}, "train_dataset: missing"),
+        ({"train_dataset": []}, "train_dataset: it has no rows"),
         ({"train_dataset": (row for row in ROWS), "args": GRPOConfig("out")}, "give max_steps"),
         ({"args": 3}, "expected a GRPOConfig of oncurve"),
         ({"reward_funcs": None}, "No reward source provided"),

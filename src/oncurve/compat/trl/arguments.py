@@ -108,6 +108,8 @@ def _rows(train: Any, args: GRPOConfig) -> dict[str, Any]:
     if train is None:
         raise ConfigError("train_dataset: missing; `train_dataset` is required: a data set with a column 'prompt'")
     if hasattr(train, "__len__"):
+        if not len(train):
+            raise ConfigError("train_dataset: it has no rows")
         return {"data.kind": "list", "data.rows": train}
     if args.max_steps <= 0:
         raise ConfigError("train_dataset: of an iterable data set the length is not known; give max_steps")
