@@ -91,7 +91,8 @@ def demonstration_lengths(config: RunConfig, base: Path | None, row: int | None)
 def stored_tokenizer(config: RunConfig) -> Any:
     """Return the policy's tokenizer, read without its weights. Raises ModelError: there is no such model."""
     source = config.model.source(weights=False)
-    directory_of(source)  # of a wrong path it says what is wrong
+    if not Path(source).expanduser().is_dir():  # which need not have weights
+        directory_of(source)  # of a wrong path it says what is wrong
     return load_tokenizer(*_place(source), config.model.trust_remote_code)
 
 
