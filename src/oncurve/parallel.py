@@ -80,9 +80,12 @@ class FileMeeting:
                 self.wait([key])
                 return (folder / key.encode().hex()).read_bytes()
 
+            def check(self, keys: list[str]) -> bool:
+                return all((folder / key.encode().hex()).exists() for key in keys)
+
             def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
                 until = time.monotonic() + seconds
-                while not all((folder / key.encode().hex()).exists() for key in keys):
+                while not self.check(keys):
                     if time.monotonic() > until:
                         raise TimeoutError(f"nothing came within {seconds:g} seconds")
                     time.sleep(_POLL_SECONDS)

@@ -211,6 +211,9 @@ def test_nothing_is_overwritten_and_a_resume_goes_on(folder: str, tmp_path: Path
     assert (tmp_path / "there" / "config.json").read_text() == "mine"
     for saving in (longer, trainer(folder)):  # as TRL does, and another process
         saving.save_model("saved")
+    (tmp_path / "saved" / "config.json").write_text("mine")
+    with pytest.raises(ConfigError, match="exists already"):
+        trainer(folder).save_model("saved")
 
 
 def test_a_reward_that_raises_ends_the_run(folder: str) -> None:

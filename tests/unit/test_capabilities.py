@@ -102,6 +102,15 @@ def test_an_outside_component_explains_itself_and_its_letters_are_explained() ->
     assert "π_ref" not in said
 
 
+class Long(Described):
+    def describe(self) -> Equation:
+        return Equation("A: b", {"A: b": "a value\n        in two lines"})
+
+
+def test_a_meaning_may_have_several_lines_and_a_letter_a_colon() -> None:
+    assert "  A: b    a value in two lines" in explain(config(objective=Long(), kl={"coef": 0}))
+
+
 class Table(DataSettings):
     """A data source whose columns are known before it is read."""
 
@@ -315,3 +324,6 @@ def test_what_an_engine_generates_is_checked() -> None:
         changed = replace(groups[0], completions=(replace(first, **wrong), *groups[0].completions[1:]))
         with pytest.raises(ConfigError, match=says):
             sample(cast("RolloutEngine", Generates([changed, *groups[1:]])), prompts, 0, 3)
+    untrained = {"logprobs": (math.nan, *first.logprobs[1:]), "trained": (False, *[True] * (len(first.ids) - 1))}
+    groups[0] = replace(groups[0], completions=(replace(first, **untrained), *groups[0].completions[1:]))
+    assert sample(cast("RolloutEngine", Generates(groups)), prompts, 0, 3) is groups

@@ -31,8 +31,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 WINDOW_SECONDS = 0.25
 TURN_SECONDS, END_SECONDS = 60.0, 5.0  # of a thread that waits for its end; for a thread that is to end
 ENTER, LEAVE = 0.3, 0.2  # threads without a processor: next to a busy process 0.7 to 1 that spin, 0.35 that sleep
@@ -59,14 +57,17 @@ class ProcessorReading:
 def read() -> ProcessorReading | None:
     """Return the counts up to now; None where the system has none (other than Linux)."""
     try:
-        own, processors = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
+        names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
         waited = {task.name: _waited(task) for task in Path("/proc/self/task").iterdir()}
     except (OSError, AttributeError, ValueError):
         return None
-    used = 0.0
-    for each in (each for number, each in enumerate(processors) if number in own):
-        used += each.user + each.nice + each.system + each.irq + each.softirq + each.steal
-    return ProcessorReading(time.monotonic(), waited, used, time.process_time())
+    ticks = 0
+    for name, *fields in (line.split() for line in lines if line.startswith("cpu")):
+        if name in names:
+            user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(int, fields[:8])
+            ticks += user + nice + system + interrupts + soft + stolen
+    return ProcessorReading(time.monotonic(), waited, ticks / os.sysconf("SC_CLK_TCK"), time.process_time())
 
 
 def _waited(task: Path) -> float:

@@ -63,7 +63,7 @@ def render_report(run: RunRecord) -> str:
         more_charts=charts_of([key for key in keys if key not in featured], metrics),
         begin=shown_groups(run, run.steps[:1]),
         end=shown_groups(run, run.steps[-1:] if len(run.steps) > 1 else ()),
-        environment={key: str(value) for key, value in (run.environment or {}).items()},
+        environment={key: str(value) for key, value in (run.environment or {}).items() if value},
         advantage=None if advantage is None else described(advantage),
     )
 

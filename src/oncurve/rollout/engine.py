@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, compress
 from typing import Protocol, get_args
 
 import torch
@@ -138,7 +138,8 @@ def _wrong_with(completion: Completion) -> str | None:
         return "without tokens"
     if len(completion.logprobs) != len(completion.ids):
         return f"of {len(completion.ids)} tokens with {len(completion.logprobs)} log-probs"
-    if not math.isfinite(math.fsum(completion.logprobs)):
+    written = completion.logprobs if completion.trained is None else compress(completion.logprobs, completion.trained)
+    if not all(map(math.isfinite, written)):
         return "with a log-prob that is not finite"
     if completion.ended not in get_args(Ending):
         return f"whose `ended` is {completion.ended!r}; it is one of {', '.join(get_args(Ending))}"

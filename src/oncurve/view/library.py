@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import validate_call
+from pydantic import ValidationError, validate_call
 
 from oncurve import durable
 from oncurve.base.errors import OncurveError, RunDirectoryError
@@ -78,7 +78,11 @@ class Library:
         """
         if question not in QUESTIONS:
             raise KeyError(question)
-        return validate_call(getattr(self, question))(**arguments)
+        try:
+            return validate_call(getattr(self, question))(**arguments)
+        except ValidationError as error:
+            found = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            raise ValueError("; ".join(found)) from None
 
     def names(self) -> dict[str, Path]:
         """Return the runs by name: the path below the root, or the root's own name where it is a run."""

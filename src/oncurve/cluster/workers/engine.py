@@ -281,7 +281,8 @@ class FleetEngine(EngineBase):
             prompts, firsts = rollout.begin(index)
             number = fleet.call(worker, "decode", snapshot.digest, prompts, rollout.draw, rollout.sampling, firsts)
             with self._counting:
-                self._calls[worker] = Call(number, index, snapshot, began, time.monotonic() + self._limit)
+                limit = time.monotonic() + self._limit
+                self._calls[worker] = Call(number, index, snapshot, time.perf_counter(), limit)
 
     def _hear(self, fleet: Fleet, rollout: Rollout, seconds: float) -> None:
         """Act on what has happened within so many `seconds`. A worker that has failed ends, too."""

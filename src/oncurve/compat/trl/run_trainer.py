@@ -7,6 +7,7 @@ continues the newest run of these.
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -238,8 +239,9 @@ class RunTrainer(Closing):
             made = Path(name) / "model"
             self.run.save_model(made)
             files = [file.relative_to(made) for file in sorted(made.rglob("*")) if file.is_file()]
-            foreign = [file for file in files if (folder / file).exists() and folder / file not in self._written]
-            if foreign and durable.verify(folder):
+            known = self._written | {folder / name for name in saved_files(folder)}
+            foreign = [file for file in files if (folder / file).exists() and folder / file not in known]
+            if foreign:
                 raise ConfigError(f"save_model: {folder / foreign[0]} exists already; name another folder")
             for file in files:
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -289,6 +291,13 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
     return value is None or isinstance(value, (str, int, float))
+
+
+def saved_files(folder: Path) -> set[str]:
+    """Return the files of a model that was saved in the folder, its card too; none where weights or others changed."""
+    if durable.verify(folder):
+        return set()
+    return {durable.MANIFEST, "README.md", *json.loads((folder / durable.MANIFEST).read_bytes())["files"]}
 
 
 def free_folder(wanted: Path) -> Path:

@@ -36,7 +36,7 @@ def explain(config: RunConfig) -> str:
     facts = {"corrected": corrects(config.correction), "reads_rewards": reads_rewards(config.advantage)}
     known = {"advantage": described(config.advantage), "legend": {**legend, **objective.legend}}
     lines = rendered("letters.j2", c=config, **known, **facts).splitlines()
-    letters = dict(line.split(": ", 1) for line in lines)
+    letters = dict(line.split(" :: ", 1) for line in lines)
     equation = Equation(term, {letter: letters[letter] for letter in letters if letter not in AROUND})
     letters = {each: letters[each] for each in letters if each not in AROUND[:-1] or equation.mentions(each)}
     count = config.completions_per_step / config.learner.minibatches

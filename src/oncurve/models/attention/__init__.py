@@ -1,1 +1,1 @@
-"""Attention over packed rows: the hook in transformers, the kernels, and how partial softmaxes are merged."""
+"""Attention over packed rows: the hook in transformers, and the kernels."""

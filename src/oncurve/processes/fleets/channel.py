@@ -83,7 +83,8 @@ class Channel:
         """Send a message that is pickled already. Raises ClosedError."""
         try:
             with self._sending:
-                self.end.sendall(framed(data))
+                self.end.sendall(_LENGTH.pack(len(data)))
+                self.end.sendall(data)
         except OSError as error:
             raise ClosedError(str(error)) from error
 

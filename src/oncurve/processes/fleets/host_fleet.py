@@ -12,9 +12,10 @@ import shutil
 import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any
 
 import cloudpickle
@@ -51,20 +52,28 @@ class _Process:
 
     def __init__(self, end: socket.socket) -> None:
         self.channel = Channel(end, SEND_SECONDS)
-        self._sender = ThreadPoolExecutor(1)  # in order, and whoever sends does not wait for the other end
+        self._to_send = SimpleQueue[bytes | None]()
+        self._sender = threading.Thread(target=self._send_all, daemon=True)  # the end of this process does not wait
+        self._sender.start()
         self.handle: int | None = None
         self.closed_at: float | None = None
         self.how = ""
 
     def send(self, data: bytes) -> None:
         """Send a pickled message, soon; a channel that is shut down loses it, which its reader notices."""
-        self._sender.submit(self.channel.send_pickled, data)
+        self._to_send.put(data)
+
+    def _send_all(self) -> None:
+        with contextlib.suppress(ClosedError):
+            while (data := self._to_send.get()) is not None:
+                self.channel.send_pickled(data)
 
     def release(self) -> None:
         """Close what this process holds of it."""
         with contextlib.suppress(OSError):
             self.channel.end.shutdown(socket.SHUT_RDWR)  # a send that waits ends with an error
-        self._sender.shutdown(cancel_futures=True)
+        self._to_send.put(None)
+        self._sender.join(_END_SECONDS)
         self.channel.close()
         if self.handle is not None:
             os.close(self.handle)

@@ -11,11 +11,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.metadata import version
+from importlib.util import module_from_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import ModuleType
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -78,9 +78,10 @@ def _import_source(name: str, file: str, source: str) -> None:
         def get_data(self, path: str) -> bytes:
             return source.encode()
 
-    module = sys.modules[name] = ModuleType(name)
+    loader = Sent(name, file)
+    module = sys.modules[name] = module_from_spec(ModuleSpec(name, loader, origin=file))
     module.__file__ = file
-    Sent(name, file).exec_module(module)
+    loader.exec_module(module)
 
 
 def _versions() -> dict[str, str]:

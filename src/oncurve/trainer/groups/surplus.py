@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from oncurve import durable
+from oncurve.base.errors import CheckpointError
 from oncurve.types import Completion, Group, Prompt, Score
 
 FILE = "surplus.jsonl"
@@ -101,4 +102,7 @@ def load_surplus(folder: Path) -> tuple[SurplusGroup, ...]:
     read.
     """
     path = folder / FILE
-    return tuple(map(SurplusGroup.from_json, durable.read_log(path))) if path.exists() else ()
+    try:
+        return tuple(map(SurplusGroup.from_json, durable.read_log(path))) if path.exists() else ()
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
