@@ -108,7 +108,7 @@ class Long(Described):
 
 
 def test_a_meaning_may_have_several_lines_and_a_letter_a_colon() -> None:
-    assert "  A: b    a value in two lines" in explain(config(objective=Long(), kl={"coef": 0}))
+    assert "  A: b   a value in two lines" in explain(config(objective=Long(), kl={"coef": 0}))
 
 
 class Table(DataSettings):
