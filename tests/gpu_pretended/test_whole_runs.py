@@ -32,8 +32,8 @@ EXACT, SINGLE = 1e-9, 1e-3
 
 SIZES = {
     "rollout.group_size": 4,
-    "rollout.max_new_tokens": 6,
-    "data.prompts_per_step": 2,
+    "rollout.max_new_tokens": 10,
+    "data.prompts_per_step": 3,
     "learner.learning_rate": 1e-2,
     "learner.epsilon": 1e-4,
 }

@@ -175,9 +175,9 @@ def test_processes_of_another_torch_are_refused_with_both_in_the_message(project
     code = f"""
 import sys
 from oncurve import cli
-from oncurve.processes.fleets import recipe
-true = recipe._versions
-recipe._versions = lambda: true() | {{"torch": "2.99.0"}}
+from oncurve.processes.fleets import serving
+true = serving._versions
+serving._versions = lambda: true() | {{"torch": "2.99.0"}}
 sys.argv = ["oncurve", *{arguments!r}]
 sys.exit(cli.main())
 """

@@ -116,7 +116,7 @@ def test_a_checkpoint_of_four_ranks_goes_on_with_one_and_two(
         weights = {name: tensor.clone() for name, tensor in learner.weights().model.module.named_parameters()}
     assert {weights[name].dtype for name in weights} == {dtype or torch.float32}
     if kind in ("new", "trained"):
-        assert record["base"] == one.optimizer._base.digest()
+        assert record["base"] == one.optimizer._base.digest
     for ranks in (1, 2):
         with sharded(ranks, make=partial(make, kind), dtype=dtype, **settings) as learner:
             learner.load(tmp_path / "four", record)
