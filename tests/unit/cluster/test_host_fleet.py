@@ -133,8 +133,8 @@ def nursery_is_replaced(fleet: HostFleet, number: signal.Signals, words: str) ->
     found = events(fleet, lambda found: len(found) == 2)
     assert {event.process for event in found} == set(before)
     assert all(isinstance(event, ProcessEnded) and words in event.cause for event in found)
-    after = fleet.settled(LIMIT)
-    assert len(after) == 2
+    until(lambda: len(fleet.settled(LIMIT)) == 2)
+    after = fleet.up()
     assert not set(after) & set(before)
     parent = psutil.Process(pid_of(fleet, after[1])).parent()
     assert parent is not None
