@@ -81,10 +81,10 @@ def test_steps_are_shown_as_they_come(tmp_path: Path) -> None:
     written = 0
     for step in range(1, 6):
         end = lines.index("\n", written + 1) + 9  # and the beginning of the next line, which is in writing
+        follower.recorded(step, (ROW,) if step == 3 else ())
         with log.open("a") as growing:
             growing.write(lines[written:end])
         written = end
-        follower.recorded(step, (ROW,) if step == 3 else ())
     follower.end()
     assert follower.wait(30) is None
     assert service.steps == [1, 2, 3, 4, 5]
