@@ -60,7 +60,7 @@ def test_a_run_is_watched_while_it_trains_and_the_server_ends_and_returns(window
     origin = address.partition("#")[0]
     try:
         window.open(address)
-        assert KEYLESS not in window.run("return location.href")
+        window.wait("!location.href.includes('key=')")
         window.see("deep/a", "running", "4 of 4", seconds=120)
         window.click("a[data-row][href='#/deep%2Fa']")
         window.see("reward/mean", "Mean reward of the valid completions", "running", seconds=120)
@@ -92,9 +92,6 @@ def test_a_run_is_watched_while_it_trains_and_the_server_ends_and_returns(window
         train.kill()
         train.wait(timeout=30)
         end(viewer)
-
-
-KEYLESS = "key="
 
 
 def groups_are_found(window: Browser, run: Path) -> None:
