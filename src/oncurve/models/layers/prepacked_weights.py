@@ -26,7 +26,7 @@ MOST_PREPACKED_BYTES = 2 << 30
 MOST_JOINED_BYTES = 64 << 20
 """The same where no product is reordered: a join saves calls alone, which pays for small models only."""
 
-LEAST_FLOAT32 = 1 << 18
+LEAST_FLOAT32 = 1 << 16
 """Numbers of a float32 matrix that is reordered. A call takes 10 microseconds more, as much as a smaller one gains."""
 
 PIECE_BYTES = 24 << 20
