@@ -124,8 +124,11 @@ class Follower:
             with self._changed:
                 ending, recorded = self._ending, self._recorded
             while (line := lines.readline()).endswith(b"\n"):
-                yield json.loads(line)
-            lines.seek(-len(line), os.SEEK_CUR)  # a line that is being written
+                record = json.loads(line)
+                if record["step"] > recorded and not ending:
+                    break
+                yield record
+            lines.seek(-len(line), os.SEEK_CUR)  # a line that is being written, or whose table is still to come
             if ending:
                 return
             self._wait_beyond(recorded)

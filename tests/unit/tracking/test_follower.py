@@ -81,16 +81,33 @@ def test_steps_are_shown_as_they_come(tmp_path: Path) -> None:
     written = 0
     for step in range(1, 6):
         end = lines.index("\n", written + 1) + 9  # and the beginning of the next line, which is in writing
-        follower.recorded(step, (ROW,) if step == 3 else ())
         with log.open("a") as growing:
             growing.write(lines[written:end])
         written = end
+        follower.recorded(step, (ROW,) if step == 3 else ())
     follower.end()
     assert follower.wait(30) is None
     assert service.steps == [1, 2, 3, 4, 5]
     assert service.tables == [3]
     assert (service.opened, service.closed) == (1, 1)
     assert follower.news == ["service: https://service/run"]
+
+
+def test_a_line_waits_for_the_table_of_its_step(tmp_path: Path) -> None:
+    service, waits = Service(), threading.Event()
+
+    class Watched(Follower):
+        def _wait_beyond(self, step: int) -> None:
+            waits.set()
+            super()._wait_beyond(step)
+
+    follower = Watched("service", lambda: Client(service), run_in(tmp_path), log_of(tmp_path, 1))
+    assert waits.wait(30)
+    assert service.steps == []
+    follower.recorded(1, (ROW,))
+    follower.end()
+    assert follower.wait(30) is None
+    assert (service.steps, service.tables) == ([1], [1])
 
 
 @pytest.mark.parametrize("down", [(1,), (1, 2, 3), (2,), (3, 4, 5), (2, 4, 6), (5, 6, 7)])
