@@ -1,17 +1,48 @@
 """A run in a notebook's cell: a bar, a small table and a curve of each of the numbers that matter.
 
 The colours are those of the page around it, light or dark. Every text is escaped.
+
+One output of a notebook's cell that is updated in place. IPython is looked for, and never imported elsewhere.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
-from oncurve.display.text import piece_means
+from oncurve.display.screen import piece_means
 from oncurve.metrics import share, short
 from oncurve.report import rendered
+
+
+def in_notebook() -> bool:
+    """Return whether this process is a notebook's kernel, whose cells show HTML; an IPython terminal is none."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class Cell:
+    """An output of the running cell. `show` makes it, and replaces what it shows from then on."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, html: str, text: str) -> None:
+        """Show `html`; `text` stands for it where HTML cannot be shown. A front end that is gone is no error."""
+        from IPython.display import display
+
+        shown = {"text/html": html, "text/plain": text}
+        with suppress(Exception):
+            if self._handle is None:
+                self._handle = display(shown, raw=True, display_id=True)
+            else:
+                self._handle.update(shown, raw=True)
+
 
 FIELDS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("completions/length", "length", partial(short, zeros=True)),

@@ -17,25 +17,24 @@ import torch
 from oncurve.base.errors import ConfigError, ModelError, UserError, shown, suggest
 from oncurve.base.paths import usable_path
 from oncurve.config import RunConfig
-from oncurve.forecast.cluster import Layout, on_one_host, shard_peak
 from oncurve.forecast.counting import floors
 from oncurve.forecast.machines import AvailableMemory, Machine, machine, memory_here, parse_quantity
-from oncurve.forecast.memory import Variant
-from oncurve.forecast.meter import MemoryMeter, measure_machine, tidy
+from oncurve.forecast.memory import Layout, Variant, on_one_host, shard_peak
 from oncurve.forecast.outlook import Forecast, suggestions
-from oncurve.forecast.rehearsal import Parts
+from oncurve.forecast.rehearsal import MemoryMeter, Parts, measure_machine, tidy
 from oncurve.forecast.scaling import rehearse_and_scale
 from oncurve.forecast.shapes import MODELS, ModelShape, StepWork, shape_of, shape_of_size
 from oncurve.forecast.unloaded import (
     ASSUMED_PROMPT,
+    count_parameters,
     demonstration_lengths,
     prompt_lengths,
     read_model_config,
     reward_model_bytes,
     room_for_prompts,
     teacher_bytes,
+    with_adapter,
 )
-from oncurve.forecast.variants import count_parameters, with_adapter
 from oncurve.learner import gives_values
 from oncurve.machine.threads import prepare_process
 from oncurve.models import LoraSettings

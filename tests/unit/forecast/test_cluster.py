@@ -9,8 +9,7 @@ import pytest
 from bench.models import SIZES
 
 from oncurve.forecast import MODELS, ModelShape
-from oncurve.forecast.cluster import Layout, on_one_host, shard_peak
-from oncurve.forecast.memory import Variant
+from oncurve.forecast.memory import Layout, Variant, on_one_host, shard_peak
 from oncurve.forecast.shapes import StepWork
 
 GIB = 2**30

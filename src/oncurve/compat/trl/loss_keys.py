@@ -9,7 +9,7 @@ from typing import Any
 
 from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.compat.dialect import Values
-from oncurve.compat.trl.sizes import in_steps, updates_per_step
+from oncurve.compat.trl.run_keys import in_steps, updates_per_step
 
 MEAN = "token-mean"
 AGGREGATIONS = {
