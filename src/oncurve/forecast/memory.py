@@ -40,6 +40,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from oncurve.cluster import ClusterFacts
 from oncurve.forecast.shapes import ModelShape, StepWork
 from oncurve.models.head import ACCELERATOR_WORKSPACE_BYTES, FROZEN_KEPT_BYTES, KEPT_BYTES, WORKSPACE_BYTES
 from oncurve.models.layers import prepacked_bytes
@@ -266,18 +267,7 @@ FORKED = 35e6
 (`bench/results/cluster_fsdp_38M.json`)."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Processes of a run: `ranks` that train, `workers` that sample (0: rank 0 does); `divided`: ranks divide the
-    model; `lag`: steps between sampling and training."""
-
-    ranks: int = 1
-    workers: int = 0
-    divided: bool = False
-    lag: int = 0
-
-
-def shard_peak(variant: Variant, layout: Layout, first: bool = True) -> float:
+def shard_peak(variant: Variant, cluster: ClusterFacts, first: bool = True) -> float:
     """Return the peak of one rank of several that divide the model. `first`: of rank 0, which has the copy that workers
     get, or samples itself."""
     shape, width, whole = variant.shape, variant.width, variant.memory()
@@ -285,40 +275,40 @@ def shard_peak(variant: Variant, layout: Layout, first: bool = True) -> float:
     layer = (shape.parameters + shape.adapter - shape.outside_layers) / shape.layers
     layers, sent = (2, 0) if frozen else (3, 4)
     gathered = width * layers * layer + (width + sent) * shape.outside_layers
-    optimizer = parts["optimizer"] / layout.ranks
+    optimizer = parts["optimizer"] / cluster.processes
     state = parts["process"] if first or not variant.on_cpu else FORKED
-    state += (4.0 * shape.trained + width * frozen) / layout.ranks + optimizer + parts["reward_models"]
-    state += (parts["reference"] + parts["teacher"]) / layout.ranks
-    state += variant.weights + versions_bytes(variant, layout) if first else 0.0
-    training = parts["gradients"] / layout.ranks + gathered + parts["activations"] + parts["head_and_workspace"]
+    state += (4.0 * shape.trained + width * frozen) / cluster.processes + optimizer + parts["reward_models"]
+    state += (parts["reference"] + parts["teacher"]) / cluster.processes
+    state += variant.weights + versions_bytes(variant, cluster) if first else 0.0
+    training = parts["gradients"] / cluster.processes + gathered + parts["activations"] + parts["head_and_workspace"]
     export = 4.0 * shape.head
-    samples = export + whole.phases["rollout"] - whole.phases["export"] if first and not layout.workers else 0.0
+    samples = export + whole.phases["rollout"] - whole.phases["export"] if first and not cluster.workers else 0.0
     start = parts["teacher"] - optimizer if first else 0.0
     return state + max(training, export, samples, start)
 
 
-def versions_bytes(variant: Variant, layout: Layout) -> float:
+def versions_bytes(variant: Variant, cluster: ClusterFacts) -> float:
     """Return the bytes of the versions that wait with a lag, with the newest and the one that is being written."""
-    return (layout.lag + 2.0) * variant.width * variant.shape.trained if layout.lag else 0.0
+    return (cluster.lag + 2.0) * variant.width * variant.shape.trained if cluster.lag else 0.0
 
 
-def on_one_host(variant: Variant, layout: Layout, apart: bool = False) -> float:
-    """Return the bytes of all processes of a layout. `apart`: the others are on other machines, so rank 0 is alone.
+def on_one_host(variant: Variant, cluster: ClusterFacts) -> float:
+    """Return the bytes of all processes of a cluster; of rank 0 alone where the others are on other machines.
 
     Ranks and workers are each forked from a process with the model, which stays; of an adapter's base model there is
     one for all processes of a kind. The process that ranks with shards are forked from has no model.
     """
     memory = variant.memory()
-    whole, more = memory.parts["parameters"], layout.ranks - 1
+    whole, more = memory.parts["parameters"], cluster.processes - 1
     shared = whole if variant.shape.adapter else 0.0
-    if layout.divided:
-        first = shard_peak(variant, layout)
-        others = more * shard_peak(variant, layout, first=False) + (variant.process if more else 0.0)
+    if cluster.divided:
+        first = shard_peak(variant, cluster)
+        others = more * shard_peak(variant, cluster, first=False) + (variant.process if more else 0.0)
     else:
-        first = memory.peak + versions_bytes(variant, layout)
+        first = memory.peak + versions_bytes(variant, cluster)
         others = more * (memory.phases["training"] - shared) + whole if more else 0.0
-    if apart:
+    if not cluster.on_this_machine:
         return first
-    if not layout.workers:
+    if not cluster.workers:
         return first + others
-    return first + others + layout.workers * (whole - shared + 1.25 * memory.parts["keys_and_values"]) + whole
+    return first + others + cluster.workers * (whole - shared + 1.25 * memory.parts["keys_and_values"]) + whole

@@ -17,28 +17,11 @@ from oncurve.base.errors import ConfigError, suggest
 from oncurve.components import as_written, described
 from oncurve.metrics import short
 from oncurve.report.charts import charts_of
-from oncurve.report.groups import shown_group, shown_groups
+from oncurve.report.groups import TABLES, shown_group, shown_groups
 from oncurve.report.records import RunRecord, read_run
 from oncurve.report.templates import rendered
 
-FEATURED = (
-    "reward/mean",
-    "rewards/",
-    "eval/accuracy",
-    "reward_model/heldout_accuracy",
-    "policy/kl",
-    "policy/entropy",
-    "completions/length",
-    "groups/constant",
-    "curriculum/always_right",
-    "curriculum/always_wrong",
-    "optim/grad_norm",
-    "advantage/abs_mean",
-    "completions/truncated",
-)
-"""The curves at the top; "rewards/" is each component of the reward, where there are several."""
-
-NOT_DRAWN = frozenset({"step", "progress/prompts_seen", "policy/kl_coef", "optim/updates"})
+FEATURED: list[str] = TABLES["featured"]
 
 
 def write_report(directory: Path) -> Path:
@@ -55,7 +38,7 @@ def write_report(directory: Path) -> Path:
 def render_report(run: RunRecord) -> str:
     """Return the page's HTML: self-contained, no script, no request to anywhere."""
     metrics, config = run.metrics, run.config or {}
-    keys = dict.fromkeys(key for line in metrics for key in line if key not in NOT_DRAWN)
+    keys = dict.fromkeys(key for line in metrics for key in line if key not in TABLES["not_drawn"])
     featured = _featured(list(keys))
     advantage = as_written(config.get("advantage"), ADVANTAGE_KINDS, "grpo")
     return rendered(
@@ -91,12 +74,7 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
         times = [f"after step {step:.0f}" if step else "before training" for step in dict.fromkeys((start, end))]
         tiles.append(("held-out accuracy, greedy", value, " → ".join(times)))
     ends = max(1, len(run.metrics) // 10)
-    for key, label in (
-        ("reward/mean", "reward"),
-        ("eval/loss", "held-out loss, nats per token"),
-        ("completions/length", "length, tokens"),
-        ("policy/kl", "KL, nats per token"),
-    ):
+    for key, label in TABLES["tiles"].items():
         values = [line[key] for line in run.metrics if key in line]
         if values:
             first, last = (math.fsum(part) / len(part) for part in (values[:ends], values[-ends:]))
