@@ -10,6 +10,7 @@ import math
 import os
 import statistics
 import time
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -27,7 +28,7 @@ from oncurve.config import load_config
 from oncurve.display import Screen, is_plain, one_line, printable, say, wrapped
 from oncurve.evaluate import Interval, paired_difference, wilson
 from oncurve.report import EvaluationFiles, rendered
-from oncurve.run import Run, RunDirectory, assemble, create_directory, finish, free_directory
+from oncurve.run import RunDirectory, assemble, create_directory, finish, free_directory
 from oncurve.trainer import StepResult, peak_memory_bytes
 from oncurve.types import Group
 
@@ -128,7 +129,9 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False) -> s
     say(console, "oncurve demo: GRPO trains a tiny language model to work a problem out before it answers.", "")
     with assemble(config, base) as run:
         create_directory(run, out)
-        say(console, *introduction(run), "")
+        machine = {"threads": torch.get_num_threads(), "processors": os.cpu_count()}
+        about = {"parameters": run.facts().parameters, "problem": run.eval_prompts[0].text}
+        say(console, *rendered("demo.j2", **machine, **about).splitlines(), "")
         stopped = finish(run, console, Lesson(console))
     if stopped is None:
         steps = config.run.steps
@@ -146,25 +149,12 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False) -> s
     return stopped
 
 
-def introduction(run: Run) -> list[str]:
-    """Return the model and the task in words, a line each; the plan follows."""
-    machine = {"threads": torch.get_num_threads(), "processors": os.cpu_count()}
-    about = {"parameters": run.facts().parameters, "problem": run.eval_prompts[0].text}
-    return rendered("demo.j2", **machine, **about).splitlines()
-
-
 def conclude(
     console: Console, figures: Mapping[str, Interval], pairs: Sequence[tuple[Result, Result]], out: Path
 ) -> None:
     """The result: accuracy before and after, three problems, what to try next."""
-    gain = figures["gain"]
     console.print(Text(f"\nAccuracy on {len(pairs)} held-out problems", "bold"))
-    say(
-        console,
-        f"  before  {percent(figures['accuracy_before'])}",
-        f"  after   {percent(figures['accuracy_after'])}",
-        f"  gain    {100 * gain.value:+5.1f} points  ({100 * gain.low:+.1f} to {100 * gain.high:+.1f}, paired)",
-    )
+    say(console, *rendered("demo_end.j2", f=figures).splitlines())
     show_before_after(console, three_problems(pairs))
     tries = what_next(out)
     width = max(len(line) for line, _ in tries)
@@ -173,13 +163,8 @@ def conclude(
 
 def what_next(out: Path) -> tuple[tuple[str, str], ...]:
     """Commands to try after the demo in `out`, each with what it shows."""
-    return (
-        (command("eval", out), "pass@k and maj@k of the trained model"),
-        (command("demo", "--seed", 1), "the same with another seed"),
-        (command("config", "explain", "grpo"), "the objective that is maximised, with its numbers"),
-        (command("train", "task", "kl.coef=0.1", "--out", "runs/kl"), "a run of your own with one setting changed"),
-        (command("config", "show", "gsm8k"), "a recipe to start from: your own model, data and reward"),
-    )
+    rows = tomllib.loads(RECIPE.with_name("next.toml").read_text(encoding="utf-8"))["next"]
+    return tuple((command(*(out if word == "OUT" else word for word in row["words"])), row["shows"]) for row in rows)
 
 
 def three_problems(pairs: Sequence[tuple[Result, Result]]) -> list[tuple[Result, Result]]:
@@ -200,8 +185,3 @@ def summary(figures: Mapping[str, Interval], problems: int, steps: int) -> dict[
         "steps": steps,
         "peak_memory_bytes": peak_memory_bytes(),
     }
-
-
-def percent(interval: Interval) -> str:
-    """Return a share with its interval: `31.2 %  (27.3 to 35.4)`."""
-    return f"{100 * interval.value:5.1f} %  (95 % interval {100 * interval.low:.1f} to {100 * interval.high:.1f})"

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from oncurve.display.screen import piece_means
@@ -44,27 +46,15 @@ class Cell:
                 self._handle.update(shown, raw=True)
 
 
-FIELDS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("completions/length", "length", partial(short, zeros=True)),
-    ("turns/mean", "turns", partial(short, zeros=True)),
-    ("policy/kl", "KL", partial(short, zeros=True)),
-    ("policy/entropy", "entropy", partial(short, zeros=True)),
-    ("groups/constant", "constant groups", share),
-    ("tokens/per_second", "tokens/s", short),
-    ("completions/truncated", "cut off", share),
-    ("tools/errors", "tool errors", short),
-    ("completions/invalid", "invalid", short),
-    ("optim/updates_skipped", "updates skipped", short),
-)
-"""What a step shows after the reward: a metric, its label, how its value is written."""
+Field = tuple[str, str, Callable[[float], str]]
+"""A metric, its label, how its value is written."""
 
-TROUBLE = frozenset({"completions/truncated", "tools/errors", "completions/invalid", "optim/updates_skipped"})
-"""Those that are shown only above 0."""
-
-_FIRST: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("reward/mean", "reward", partial(short, zeros=True)),
-    ("eval/accuracy", "accuracy, held out", share),
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_FORMS = {"share": share, "short": short, "number": partial(short, zeros=True)}
+_FIRST, FIELDS = (
+    [(row["metric"], row["label"], _FORMS[row["form"]]) for row in _TABLES[name]] for name in ("first", "fields")
 )
+TROUBLE = frozenset(row["metric"] for row in _TABLES["fields"] if row.get("trouble"))
 _WIDE, _HIGH = 150, 22
 
 

@@ -27,6 +27,7 @@ from oncurve.machine import contention
 from oncurve.machine.threads import prepare_process
 from oncurve.models import LoraSettings, module_device
 from oncurve.models.classifiers import PLURALS, with_adapter
+from oncurve.report import rendered
 from oncurve.reward_models import (
     REWARD_EXAMPLE_KINDS,
     REWARD_MODEL_KINDS,
@@ -138,15 +139,9 @@ def _prepare(config: RewardModelRecipe, base: Path, folder: Path) -> tuple[Rewar
     )
     lost = len(train) + len(held_out) - len(kept) - len(kept_out)
     parameters = sum(parameter.numel() for parameter in classifier.module.parameters())
-    adapted = "" if classifier.adapter is None else f", {learner.optimizer.trained_count:,} of them trained (LoRA)"
-    return training, [
-        f"reward model  {classifier.name}, {parameters:,} parameters{adapted}, of {PLURALS[settings.head]}, in "
-        f"{settings.dtype}",
-        f"data          {len(kept):,} {settings.examples} to learn from, {len(kept_out):,} held out"
-        + (f"; {lost:,} left out, too long for {classifier.max_length} tokens or without a label" if lost else ""),
-        f"training      {settings.epochs} × {len(kept):,} examples, {settings.batch_size} per update: updates "
-        f"{training.updates:,}, learning rate {settings.learning_rate:g}",
-    ]
+    about = {"s": settings, "plural": PLURALS[settings.head], "classifier": classifier, "learner": learner}
+    counts = {"kept": kept, "held_out": kept_out, "lost": lost, "updates": training.updates, "parameters": parameters}
+    return training, rendered("reward_training.j2", **about, **counts).splitlines()
 
 
 def train_reward_model(config: RewardModelRecipe, base: Path, out: Path | None) -> str | None:
@@ -227,17 +222,17 @@ def _stopped_at(training: RewardTraining, stopped: str) -> str:
     return f"stopped by {stopped}; to continue {where}: {command('resume', training.folder)}"
 
 
+SHOWN = {
+    "reward_model/loss": "loss {:.3f}",
+    "reward_model/accuracy": "right {:.1%}",
+    "reward_model/heldout_loss": "held out: loss {:.3f}",
+    "reward_model/heldout_accuracy": "right {:.1%}",
+}
+
+
 def _line(done: int, updates: int, line: dict[str, Any]) -> str:
-    parts = [f"update {done:>{len(str(updates))}} of {updates}"]
-    for key, form in (
-        ("reward_model/loss", "loss {:.3f}"),
-        ("reward_model/accuracy", "right {:.1%}"),
-        ("reward_model/heldout_loss", "held out: loss {:.3f}"),
-        ("reward_model/heldout_accuracy", "right {:.1%}"),
-    ):
-        if key in line:
-            parts.append(form.format(line[key]).replace("%", " %"))
-    return "  ".join(parts)
+    parts = [form.format(line[key]).replace("%", " %") for key, form in SHOWN.items() if key in line]
+    return "  ".join([f"update {done:>{len(str(updates))}} of {updates}", *parts])
 
 
 def _product(path: Path) -> str:
