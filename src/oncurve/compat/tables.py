@@ -16,7 +16,8 @@ section   sections that each of the names stands in, separated by blanks
 types     `flag`, `whole`, `number`, `text`, `list`, `table`, `null`; several as "number or null"
 make      the name of a function `(value, values)`. It returns settings as a table, a value for the first setting of
           `ours`, or None for no setting. `FUNCTIONS` has those that every table can name
-of        an argument of the function by this name, such as another key
+of        an argument of the function by this name, such as another key; of `where` several keys that are on, so neither
+          empty nor a number below 1, or that have one of the words in `key=one|two`
 map       in place of `make`: for each word of the tool our value, or a table of settings; `{}`: no setting
 not_here  for words of the tool without a counterpart, what to do
 
@@ -44,11 +45,19 @@ Function = Callable[..., Any]
 
 FUNCTIONS: dict[str, Function] = {
     "part": lambda value, values: None,
-    "where": lambda value, values, of: value if values[of] else None,
+    "where": lambda value, values, of: value if all(_is_on(each, values) for each in of.split()) else None,
     "never_negative": lambda value, values: max(value, 0),
     "above_zero": lambda value, values: value if value > 0 else None,
 }
 """The functions of every table: `part`, of a key that the function of another one reads; `where`, with `of`."""
+
+
+def _is_on(key: str, values: Values) -> bool:
+    name, _, words = key.partition("=")
+    value = values[name]
+    if words:
+        return value in words.split("|")
+    return value > 0 if isinstance(value, (int, float)) else bool(value)
 
 
 def keys_of(file: Path, functions: Mapping[str, Function]) -> tuple[Key, ...]:

@@ -22,14 +22,6 @@ from oncurve.compat.tables import keys_of, meaning
 ESTIMATOR, COEF, CORRECTION = "algo.advantage.estimator", "algo.kl.init_coef", "algo.advantage.is_correction"
 
 
-def of_gae(value: Any, values: Values) -> Any:
-    return value if values[ESTIMATOR] == "gae" else None
-
-
-def of_discounted(value: float, values: Values) -> float | None:
-    return value if values[ESTIMATOR] in ("gae", "reinforce") else None
-
-
 def freezing_steps(steps: int, values: Values) -> int | None:
     return max(steps, 0) if values[ESTIMATOR] == "gae" else None
 
@@ -136,20 +128,12 @@ def prompt_column(name: str, values: Values) -> str | None:
     return None if values.given("data.input_template") else name
 
 
-def checkpoints_kept(count: int, values: Values) -> int | None:
-    return count if values["ckpt.save_steps"] > 0 else None
-
-
 def best(metric: str, values: Values) -> str | None:
     return None if metric in ("", "none") else "eval/accuracy"
 
 
 def eval_every(steps: int, values: Values) -> int | None:
     return max(steps, 0) if values["eval.dataset"] else None
-
-
-def of_eval(value: Any, values: Values) -> Any:
-    return value if values["eval.dataset"] and values["eval.steps"] > 0 else None
 
 
 def correction(level: str, values: Values) -> dict[str, Any]:

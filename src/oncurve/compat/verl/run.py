@@ -151,14 +151,6 @@ def epochs(count: int, values: Values) -> int | None:
     return count if values["trainer.total_training_steps"] is None else None
 
 
-def if_evaluated(value: Any, values: Values) -> Any:
-    return value if evaluates(values) else None
-
-
-def checkpoints_kept(count: int | None, values: Values) -> int | None:
-    return count if values["trainer.save_freq"] > 0 else None
-
-
 def val_only(only: bool, values: Values) -> None:
     if only:
         example = command("eval", values[f"{MODEL}.path"], "--recipe", "recipe.toml")
@@ -206,7 +198,3 @@ def multi_turn(enabled: bool, values: Values) -> dict[str, Any]:
         "side": values[f"{TURNS}.tool_response_truncate_side"],
     }
     return found | {"environment.path": "oncurve.compat.verl.tools:VerlTools", "environment.settings": settings}
-
-
-def max_turns(turns: int | None, values: Values) -> int | None:
-    return turns if values[f"{TURNS}.enable"] else None
