@@ -43,7 +43,7 @@ def differences() -> Iterator[tuple[str, str]]:
     from rlox.algorithms.grpo import GRPO
 
     import oncurve.compat.rlox as ours
-    from oncurve.compat.rlox.elsewhere import REASONS
+    from oncurve.compat.rlox import REASONS
 
     missing = set(rlox.__all__) - {"__version__"} - set(ours.__all__) - set(REASONS)
     yield "names", f"neither here nor refused: {', '.join(sorted(missing))}" if missing else ""

@@ -53,7 +53,7 @@ def differences() -> Iterator[str]:
 def _fields() -> Iterator[str]:
     from trl import GRPOConfig
 
-    from oncurve.compat.trl.dialect import CONFIG_KEYS
+    from oncurve.compat.trl.config import CONFIG_KEYS
 
     theirs = {field.name: field for field in dataclasses.fields(GRPOConfig)}
     ours = {key.theirs: key for key in CONFIG_KEYS}
@@ -128,7 +128,7 @@ def _plain(value: Any) -> Any:
 
 def main() -> int:
     """Print what differs; the exit code."""
-    from oncurve.compat.trl.dialect import CONFIG_KEYS, TRAINER_KEYS
+    from oncurve.compat.trl.config import CONFIG_KEYS, TRAINER_KEYS
 
     found = list(differences())
     print("\n".join(found))

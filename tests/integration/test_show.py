@@ -101,7 +101,7 @@ def test_a_group_is_shown_with_what_the_step_changed_most(command: Command, monk
     largest = np.argsort(-np.abs(np.exp(after) - np.exp(before)), kind="stable")[:9]
     found_in = dict.fromkeys((largest >= sum(len(item["ids"]) for item in groups[0])).astype(int).tolist())
     for part in (1, 7, 1 << 20):
-        monkeypatch.setattr("oncurve.report.tokens._PART", part)
+        monkeypatch.setattr("oncurve.report.index._PART", part)
         assert RolloutIndex(Path("out")).changed(2, 9) == list(found_in)
     one = look_at(Path("out"), 2, 1, top["completion"])
     assert [item["completion"] for item in one["completions"]] == [top["completion"]]

@@ -4,8 +4,6 @@ The arguments, their order and the metrics are those of rlox's `GRPO`; the algor
 (clipped, k3, masked beyond the end of a completion) unless `preset = "rlox"` asks for rlox's own (reinforce, k1), which
 `oncurve.compat.rlox.GRPO` does. In either, the prompt's tokens are never trained.
 
-The settings of a run by `oncurve.GRPO`: the setting of each argument, and the settings that it does not use.
-
 An argument is a setting by another name (`SETTING_OF`), so that the same value in `settings` is the same run.
 """
 

@@ -5,7 +5,7 @@ loading.py    files and tables to a `RunConfig`   schema.py      what a key may 
 rules/        what is impossible, missing, inert; the columns that rewards read; a rule's sentence is in a TOML file
 sentences/    the plan and its notes, by templates; the objective as an equation; what a key means
 arguments.py  arguments of Python functions as keys
-starting.py   shipped recipes as files of one's own        yaml_text.py   YAML, bounded before it is built
+starting.py   shipped recipes as files of one's own
 trust.py      what a folder from elsewhere brings
 
 Loaded lazily: importing this package imports none of them.
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         names_recipe as names_recipe,
         read_layers as read_layers,
         read_table as read_table,
+        yaml_node as yaml_node,
     )
     from oncurve.config.loading import (
         brought_by as brought_by,
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
         signatures as signatures,
         unsigned as unsigned,
     )
-    from oncurve.config.yaml_text import yaml_node as yaml_node
 
 
 __getattr__, __all__ = lazily(__name__)

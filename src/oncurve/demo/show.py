@@ -1,6 +1,6 @@
 """The demo: train the shipped model, explain one group on the way, and compare the evaluations before and after.
 
-GRPO explained on a real group, and its effect shown on the same problems before and after training.
+The group is a real one, and the problems are the same before and after training.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A run in a terminal or a notebook: its progress, and what its texts need there."""
 
-from oncurve.display.card import run_card as run_card
-from oncurve.display.progress import Progress as Progress
+from oncurve.display.progress import Progress as Progress, run_card as run_card
 from oncurve.display.screen import (
     Screen as Screen,
     is_plain as is_plain,

@@ -57,7 +57,7 @@ class Forecast:
 
     def to_json(self) -> dict[str, object]:
         """Return all numbers, in bytes and seconds."""
-        work = self.variant.work
+        work, card = self.variant.work, self.machine
         return {
             "title": self.title,
             "parameters": self.variant.shape.parameters,
@@ -84,10 +84,10 @@ class Forecast:
             "seconds": dict(self.seconds),
             "seconds_are": "measured and scaled" if self.measured else "limits by formula",
             "machine": {
-                "name": self.machine.name,
-                "flops": self.machine.flops,
-                "bytes_per_second": self.machine.bandwidth,
-                "source": self.machine.source,
+                "name": card.name,
+                "flops": card.flops,
+                "bytes_per_second": card.bandwidth,
+                "source": card.source,
             },
             "suggestions": [{"settings": each.settings, "peak_bytes": round(each.peak)} for each in self.suggestions],
             "notes": list(self.notes),

@@ -3,7 +3,7 @@
 The rehearsal calls what a run calls, so a forecast follows the code. What is too large to be rehearsed whole is
 rehearsed on fewer layers, groups or tokens and scaled up (`scaling`).
 
-Measurements of memory and time: resident memory and its peak, seconds, rates of this machine.
+It measures resident memory and its peak, seconds, and rates of this machine.
 """
 
 from __future__ import annotations

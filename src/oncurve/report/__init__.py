@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.report.groups import answer_column as answer_column, answer_of_row as answer_of_row
-    from oncurve.report.index import RolloutIndex as RolloutIndex
+    from oncurve.report.index import Pieces as Pieces, RolloutIndex as RolloutIndex, packed_tokens as packed_tokens
     from oncurve.report.page import (
         Page as Page,
         ShownGroups as ShownGroups,
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
         steps_in_words as steps_in_words,
     )
     from oncurve.report.show import (
+        answer_column as answer_column,
+        answer_of_row as answer_of_row,
         link as link,
         look_at as look_at,
         look_at_flips as look_at_flips,
@@ -41,6 +42,5 @@ if TYPE_CHECKING:
         table as table,
     )
     from oncurve.report.templates import rendered as rendered
-    from oncurve.report.tokens import Pieces as Pieces, packed_tokens as packed_tokens
 
 __getattr__, __all__ = lazily(__name__)

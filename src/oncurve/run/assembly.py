@@ -52,8 +52,7 @@ from oncurve.run.building import (
 )
 from oncurve.run.card import write_card
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
-from oncurve.run.evaluating import evaluate_policy, results_by_problem
-from oncurve.run.iterations import LabellingInputs, iterations, step_locator
+from oncurve.run.iterations import LabellingInputs, evaluate_policy, iterations, results_by_problem, step_locator
 from oncurve.run.loop import credit_of, groups_of, trainer_config
 from oncurve.trainer import (
     Checkpoints,

@@ -25,7 +25,6 @@ from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.run.directory.folder import CONFIG, ROWS, SFT, RunDirectory
 from oncurve.run.directory.identity import (
     RESUME,
-    TakenUp,
     defaults_of,
     flat,
     identify,
@@ -171,13 +170,18 @@ def _reason(key: str) -> str | None:
 class Resumption:
     """A run's directory, held, and how the run continues in it.
 
+    identity   the run's identity from now on
+    lines      what is printed
+    inexact    whether it was asked for a setting that decides the numbers
     done       the steps that are done
     finished   none is left, and model and report are written
     changes    the settings that this resume changes
     """
 
     held: RunDirectory
-    taken_up: TakenUp
+    identity: dict[str, Any]
+    lines: list[str]
+    inexact: bool
     changes: tuple[Change, ...]
     done: int
     finished: bool
@@ -213,11 +217,11 @@ def open_to_resume(directory: Path, before: RunConfig, now: RunConfig, base: Pat
         patience = now.eval.patience if now.checkpoint.best == before.checkpoint.best else 0
         finished = now.run.epochs is None and held.is_finished(now.run.steps, patience)
         if finished:
-            return Resumption(held, TakenUp(held.identity() or {}, []), tuple(changes), done, finished)
+            return Resumption(held, held.identity() or {}, [], False, changes, done, finished)
         wanted = {change.key for change in changes}
         taken_up = take_up(held, identity_of(now, base), changed, wanted, defaults_of(now, RUN))
-        held.sign(taken_up.identity)
-        return Resumption(held, taken_up, changes, done, finished)
+        held.sign(taken_up[0])
+        return Resumption(held, *taken_up, changes, done, finished)
     except BaseException:
         held.close()
         raise
@@ -231,7 +235,7 @@ def continued(
     Raises UserError, and what `restore` raises; the directory is let go of then.
     """
     try:
-        say(console, *resumption.taken_up.lines)
+        say(console, *resumption.lines)
         start = resumption.held.path / SFT / "model"
         begins = config.warm_starts and not resumption.done and start.is_dir()  # else the warm start was stopped
         run = assemble(config, base, given, resumed=True, start=start if begins else None)
@@ -251,7 +255,7 @@ def restore(run: Run, resumption: Resumption, console: Console) -> None:
 
     Raises CheckpointError: no checkpoint verifies.
     """
-    held, identity = resumption.held, resumption.taken_up.identity
+    held, identity = resumption.held, resumption.identity
     run.config.cluster.check_folder(run.learner, held.path)
     run.open_directory(held, identity)
     try:
@@ -267,7 +271,7 @@ def restore(run: Run, resumption: Resumption, console: Console) -> None:
     if resumption.changes:
         words = [str(change) for change in worth_saying(resumption.changes, run.config)]
         held.change(step, to_toml(run.config), identity, words)
-        if resumption.taken_up.inexact:
+        if resumption.inexact:
             lines.append(f"exact up to step {step}; from step {step + 1} on with {', '.join(words)}")
         elif not any(line.startswith("not exact") for line in lines):
             lines.append(f"exact: the run goes on to the same numbers, with {', '.join(words)}")
@@ -290,7 +294,7 @@ def continue_with(run: Run, directory: Path, console: Console) -> bool:
     resumption = open_to_resume(directory, before, now, base)
     try:
         run.config = now
-        say(console, *resumption.taken_up.lines)
+        say(console, *resumption.lines)
         restore(run, resumption, console)
     except BaseException:
         resumption.held.close()

@@ -1,6 +1,6 @@
 """The command: a server on this machine alone, its address, and a browser that opens it.
 
-A copy of chosen steps as one page that opens from a file, without a server and without a request.
+A copy of chosen steps is one page that opens from a file, without a server and without a request.
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from oncurve.base.errors import ConfigError
-from oncurve.compat.dialect import Dialect, Key, Said, Values
+from oncurve.compat.dialect import Dialect, Key, Said, Values, keys_of
 from oncurve.compat.recipe import config_of, recipe_of
-from oncurve.compat.tables import keys_of
 
 TOOL = Dialect(
     "tool",

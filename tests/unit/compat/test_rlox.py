@@ -20,8 +20,8 @@ from fakes.tiny_policy import TinyLM
 from fakes.tolerance import about, assert_close
 from oncurve.base.errors import ConfigError
 from oncurve.compat.dialect import Said, Translation
+from oncurve.compat.rlox import REASONS
 from oncurve.compat.rlox.dialect import DIALECT, translated
-from oncurve.compat.rlox.elsewhere import REASONS
 from oncurve.config import load_config
 
 

@@ -19,9 +19,8 @@ from oncurve.base.errors import ConfigError
 from oncurve.compat import config_of
 from oncurve.compat.dialect import Said
 from oncurve.compat.trl import DIALECT, GRPOConfig, ModelConfig, ScriptArguments, TrlParser, get_peft_config
-from oncurve.compat.trl.dialect import CONFIG_KEYS, TRAINER_KEYS, Told
-from oncurve.compat.trl.parsing import DatasetMixtureConfig, get_dataset
-from oncurve.compat.trl.peft_keys import LORA, given_fields, lora_of
+from oncurve.compat.trl.config import CONFIG_KEYS, TRAINER_KEYS, Told
+from oncurve.compat.trl.parsing import LORA, DatasetMixtureConfig, get_dataset, given_fields, lora_of
 
 VALID: dict[str, Any] = table("trl_settings", "valid")
 

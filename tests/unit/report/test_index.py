@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast
 from fakes.classifiers import byte_tokenizer
 from fakes.tiny_policy import random_groups
 from oncurve.report import TOKENS, Pieces, RolloutFiles, RolloutIndex, group_record, link, packed_tokens, rollouts
+from oncurve.report.index import texts_of
 from oncurve.report.rollouts import GROUPS, INDEX
-from oncurve.report.tokens import texts_of
 
 
 def written(folder: Path, count: int, seed: int = 0) -> list[dict[str, Any]]:

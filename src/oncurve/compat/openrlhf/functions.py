@@ -1,8 +1,6 @@
-"""Functions of OpenRLHF's tables: settings that are computed from its flags.
+"""OpenRLHF's flags, their translation, and the functions of its tables: settings that are computed from flags.
 
-Each is `(value, values)` as `oncurve.compat.tables` has it, and raises ConfigError for what cannot be.
-
-OpenRLHF's flags, and their translation.
+Each function is `(value, values)` as `oncurve.compat.dialect` has it, and raises ConfigError for what cannot be.
 
 Covered: every flag of 0.11, and the flat names that releases before had (`--pretrain`). Not covered: what is not a
 flag, such as DeepSpeed's files or an agent's code.
@@ -16,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.base.errors import ConfigError, noted, refuse, shown, suggest
-from oncurve.compat.dialect import Dialect, Key, Said, Translation, Values, placed
-from oncurve.compat.tables import keys_of, meaning
+from oncurve.compat.dialect import Dialect, Key, Said, Translation, Values, keys_of, meaning, placed
 
 ESTIMATOR, COEF, CORRECTION = "algo.advantage.estimator", "algo.kl.init_coef", "algo.advantage.is_correction"
 

@@ -5,10 +5,11 @@ Its algorithms for control tasks, and what else has no counterpart, are refused 
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oncurve.base.lazy import lazily
-from oncurve.compat.rlox.elsewhere import REASONS
 
 if TYPE_CHECKING:
     from oncurve.compat.rlox.dialect import run_config as run_config
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
         EarlyStoppingCallback as EarlyStoppingCallback,
         LoggerCallback as LoggerCallback,
     )
+
+_ROWS = tomllib.loads(Path(__file__).with_name("elsewhere.toml").read_text(encoding="utf-8"))["elsewhere"]
+REASONS: dict[str, str] = {name: row["reason"] for row in _ROWS for name in row["names"].split()}
+"""The names of rlox that oncurve does not have, with the reason and what to do."""
 
 _attribute, __all__ = lazily(__name__)
 __all__.remove("run_config")  # rlox has none: `import *` gives rlox's names

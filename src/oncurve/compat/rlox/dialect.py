@@ -7,30 +7,17 @@ no key for, model, prompts and rewards, stands on the command line.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from oncurve.base.errors import ConfigError, shown
-from oncurve.compat.dialect import Dialect, Said, Translation, Values
+from oncurve.compat.dialect import Dialect, Function, Said, Translation, Values, keys_of
 from oncurve.compat.recipe import config_of
-from oncurve.compat.rlox.elsewhere import REASONS
-from oncurve.compat.tables import Function, keys_of
+from oncurve.compat.rlox import REASONS
 from oncurve.config import RunConfig, read_table
 from oncurve.run import data_arguments, reward_arguments
-
-ALGORITHM = {
-    "advantage.kind": "grpo",
-    "advantage.scale": "group",
-    "advantage.ddof": 0,
-    "advantage.eps": 0.0,
-    "objective.kind": "reinforce",
-    "kl.where": "loss",
-    "kl.estimator": "k1",
-    "kl.aggregation": "token-mean",
-    "aggregation.kind": "seq-mean-token-sum",
-}
-"""The preset "rlox", without its numbers, which are keys of their own."""
 
 
 def _algorithm(name: str, _: Values) -> dict[str, Any]:
@@ -54,7 +41,11 @@ FUNCTIONS: dict[str, Function] = {
     "callbacks": _callbacks,
     "of_callback": _of_callback,
 }
-DIALECT = Dialect("rlox", "1.2", keys_of(Path(__file__).with_name("keys.toml"), FUNCTIONS))
+_FILE = Path(__file__).with_name("keys.toml")
+ALGORITHM: dict[str, Any] = tomllib.loads(_FILE.read_text(encoding="utf-8"))["algorithm"]
+"""The preset "rlox", without its numbers, which are keys of their own."""
+
+DIALECT = Dialect("rlox", "1.2", keys_of(_FILE, FUNCTIONS))
 ABOUT = Path(__file__).with_name("about.md").read_text(encoding="utf-8")
 """The text of the page "Coming from another tool" before the table of settings."""
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.compat.trl.config import GRPOConfig as GRPOConfig
-    from oncurve.compat.trl.dialect import ABOUT as ABOUT, DIALECT as DIALECT
+    from oncurve.compat.trl.config import ABOUT as ABOUT, DIALECT as DIALECT, GRPOConfig as GRPOConfig
     from oncurve.compat.trl.grpo_trainer import GRPOTrainer as GRPOTrainer
     from oncurve.compat.trl.parsing import (
         DatasetMixtureConfig as DatasetMixtureConfig,

@@ -1,6 +1,6 @@
 """The arguments of `GRPOTrainer` as settings and objects, and the run that they make.
 
-The forms of `reward_funcs` as rewards of a run: functions of TRL's signature, and reward models by path.
+The forms of `reward_funcs` are rewards of the run: functions of TRL's signature, and reward models by path.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from transformers import AutoTokenizer
 from oncurve.base.errors import ConfigError, RewardError, shown
 from oncurve.compat.dialect import Said, Translation
 from oncurve.compat.recipe import config_of
-from oncurve.compat.trl.config import GRPOConfig
-from oncurve.compat.trl.dialect import Told
-from oncurve.compat.trl.peft_keys import given_fields, lora_of
+from oncurve.compat.trl.config import GRPOConfig, Told
+from oncurve.compat.trl.parsing import given_fields, lora_of
 from oncurve.compat.trl.rewards import BY_PATH
 from oncurve.compat.trl.run_keys import rows_known, sizes
 from oncurve.config import RunConfig, check_complete

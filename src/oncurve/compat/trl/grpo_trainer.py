@@ -16,9 +16,8 @@ from transformers import Trainer
 
 from oncurve.base.errors import ConfigError, suggest
 from oncurve.compat.trl.arguments import assembled, check_one_process, translated
-from oncurve.compat.trl.config import GRPOConfig
-from oncurve.compat.trl.dialect import DIALECT, TRAINER_KEYS
-from oncurve.compat.trl.peft_keys import without_adapter
+from oncurve.compat.trl.config import DIALECT, TRAINER_KEYS, GRPOConfig
+from oncurve.compat.trl.parsing import without_adapter
 from oncurve.compat.trl.run_keys import WORDS
 from oncurve.compat.trl.run_trainer import RunTrainer
 from oncurve.losses import off_policy, top_entropy

@@ -4,11 +4,9 @@ A step of a run is one rollout with its updates, and TRL counts updates: `state.
 step, and `on_step_begin` and `on_step_end` are called once for all of them. Called are on_init_end, on_train_begin,
 on_epoch_begin, on_step_begin, on_step_end, on_log, on_evaluate, on_save, on_epoch_end and on_train_end, in TRL's order.
 
-TRL's metrics of a step and of an evaluation, under its names and by its definitions.
-
-Covered: rewards, lengths and endings from the groups; loss, gradient, KL, entropy and clipping from oncurve's metrics.
-Not covered: `clip_ratio/low_min` and `high_max` where some token is clipped, which are of single completions, and
-`eval_loss` with a KL term or a bonus.
+Metrics have TRL's names and definitions: rewards, lengths and endings from the groups; loss, gradient, KL, entropy and
+clipping from oncurve's metrics. Not covered: `clip_ratio/low_min` and `high_max` where some token is clipped, which are
+of single completions, and `eval_loss` with a KL term or a bonus.
 """
 
 from __future__ import annotations

@@ -17,11 +17,10 @@ from typing import Any
 from torch import nn
 
 from oncurve.base.errors import ConfigError, suggest
-from oncurve.compat.dialect import Dialect, Said, Translation, Values
-from oncurve.compat.tables import keys_of
-from oncurve.compat.trl.dialect import CONFIG_KEYS, FUNCTIONS, HERE
+from oncurve.compat.dialect import Dialect, Said, Translation, Values, keys_of
+from oncurve.compat.trl.config import CONFIG_KEYS, FUNCTIONS, HERE
 from oncurve.compat.trl.hooks import NAMES, averaged
-from oncurve.compat.trl.peft_keys import given_fields, lora_of
+from oncurve.compat.trl.parsing import given_fields, lora_of
 from oncurve.compat.trl.run_trainer import free_folder
 from oncurve.run import TrainedRun, held_out_loss, sft
 from oncurve.trainer import StepResult

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.compat.verl.launch import train_verl as train_verl
-    from oncurve.compat.verl.reading import VerlReading as VerlReading, read as read
-    from oncurve.compat.verl.table import ABOUT as ABOUT, DIALECT as DIALECT
+    from oncurve.compat.verl.reading import (
+        ABOUT as ABOUT,
+        DIALECT as DIALECT,
+        VerlReading as VerlReading,
+        read as read,
+        train_verl as train_verl,
+    )
 
 __getattr__, __all__ = lazily(__name__)

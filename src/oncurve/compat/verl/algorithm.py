@@ -1,6 +1,6 @@
 """Functions of verl's tables: advantages, where the KL counts, objective, aggregation, dynamic sampling, correction.
 
-Each is `(value, values)` as `oncurve.compat.tables` has it, and raises ConfigError for what cannot be.
+Each is `(value, values)` as `oncurve.compat.dialect` has it, and raises ConfigError for what cannot be.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import math
 from typing import Any
 
 from oncurve.base.errors import ConfigError, shown
-from oncurve.compat.dialect import Values
-from oncurve.compat.tables import meaning
+from oncurve.compat.dialect import Values, meaning
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
 

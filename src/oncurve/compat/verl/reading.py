@@ -1,4 +1,8 @@
-"""From words or a YAML file to what was given: each of verl's settings with its value and place."""
+"""verl's settings: the table of them, what words or a YAML file give, and the run by them.
+
+`DIALECT` is put together from the TOML files next to this module. Each setting that was given has its value and place.
+`oncurve train --verl` runs in the folder and with the resumption that they say.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,35 @@ from typing import Any
 
 import yaml
 
-from oncurve.base.errors import ConfigError, noted, refuse, shown
-from oncurve.compat.dialect import Said
+from oncurve.base.errors import ConfigError, command, noted, refuse, shown
+from oncurve.base.output import say
+from oncurve.compat.dialect import Dialect, Line, Said, Translation, Values, keys_of
+from oncurve.compat.recipe import config_of
+from oncurve.compat.verl import algorithm, reward, run
 from oncurve.compat.verl.hydra import DEEPEST, Assignment, assignment, is_assignment, plain, resolved
-from oncurve.compat.verl.table import DIALECT, OPEN
+from oncurve.compat.verl.reward import checker_notes
 from oncurve.config import yaml_node
+from oncurve.run import train_or_resume, train_recipe
+
+VERSION = "0.9"
+"""The version of verl whose `ppo_trainer.yaml` the table has, next to names of older ones."""
+
+HERE = Path(__file__).parent
+FILES = ("algorithm", "actor", "data", "rollout", "critic", "reward", "trainer", "unused")
+FUNCTIONS = vars(algorithm) | vars(run) | vars(reward)
+DIALECT = Dialect("verl", VERSION, tuple(key for name in FILES for key in keys_of(HERE / f"{name}.toml", FUNCTIONS)))
+
+OPEN = (
+    "data.apply_chat_template_kwargs",
+    "actor_rollout_ref.model.override_config",
+    "custom_reward_function.reward_kwargs",
+    "reward.custom_reward_function.reward_kwargs",
+)
+"""Settings that are tables with free names: `custom_reward_function.reward_kwargs.limit=3` is a part of one."""
+
+ABOUT = (HERE / "about.md").read_text(encoding="utf-8") + "\n".join(reward.checker_rows())
+"""The text of the page "Coming from another tool" before the table of settings."""
+
 
 YAML = (".yaml", ".yml")
 OWN_CONFIG = re.compile(r"ppo(_\w+)?_trainer(\.yaml)?")
@@ -204,3 +232,69 @@ def _value(node: Any, place: str, depth: int) -> Any:
     if node.value in ("", "~"):
         return None
     return {"yes": True, "on": True, "no": False, "off": False}.get(node.value.lower(), plain(node.value))
+
+
+LONGEST = 200
+"""Characters of a command line that is printed."""
+
+
+def train_verl(words: Sequence[str], out: Path | None = None, resume_if_there: bool = False) -> str | None:
+    """Train by verl's settings; return the signal that stopped the run, or None.
+
+    words             a YAML file, or assignments; see `read`
+    out               the run's folder; None: `trainer.default_local_dir`
+    resume_if_there   continue the run that is there; so does `trainer.resume_mode=auto`, verl's default
+
+    Prints what the settings became. Raises ConfigError, before anything expensive.
+    """
+    reading = read(words)
+    translation = DIALECT.translate(reading.said)
+    config, base = config_of(translation)
+    values = Values(DIALECT.table, reading.said)
+    folder = out or _folder(values)
+    for line in [*summary(translation, reading, values, words), f"folder  {folder}", ""]:
+        say(line)
+    if resume_if_there or values["trainer.resume_mode"] == "auto":
+        return train_or_resume(config, base, folder)
+    return train_recipe(config, base, folder)
+
+
+def _folder(values: Values) -> Path:
+    """Return `trainer.default_local_dir`; verl's default names project and experiment. Raises ConfigError."""
+    text = str(values["trainer.default_local_dir"])
+    for name in ("trainer.project_name", "trainer.experiment_name"):
+        text = text.replace(f"${{{name}}}", str(values[name]))
+    if not text or "://" in text:
+        raise ConfigError(
+            f"trainer.default_local_dir: expected a folder of this machine, got {shown(text)}; give --out"
+        )
+    return Path(text).expanduser()
+
+
+def summary(translation: Translation, reading: VerlReading, values: Values, words: Sequence[str]) -> list[str]:
+    """Return the counted line, the differences that are worth reading, and the command that prints all."""
+    changed = [line for line in translation.lines if line.settings and line.given and _differs(line)]
+    defaults = [line for line in translation.lines if line.settings and not line.given]
+    lines = [translation.counted(), *(f"  note: {note}" for note in reading.notes)]
+    lines += [f"  {line.key.theirs}={_short(line.value)} -> {_settings(line)}: {line.key.note}" for line in changed]
+    lines += [f"  {line.key.theirs} is not given -> {_settings(line)}, verl's default" for line in defaults]
+    lines += [f"  rows of {note}" for note in checker_notes(values)]
+    nodes, devices = values["trainer.nnodes"], values["trainer.n_gpus_per_node"]
+    if any(isinstance(count, int) and count > 1 for count in (nodes, devices)):
+        lines.append(f"  {nodes} nodes with {devices} GPUs -> {DIALECT.table['trainer.nnodes'].note}")
+    whole = command("config", "from-verl", *words)
+    short = whole if len(whole) <= LONGEST else f"{command('config', 'from-verl')} with the same words"
+    return [*lines, f"  all of it, as a recipe: {short}"]
+
+
+def _differs(line: Line) -> bool:
+    """Return whether a setting says more than the key did: another value, or a note."""
+    return bool(line.key.note) and any(value != line.value for value in line.settings.values())
+
+
+def _settings(line: Line) -> str:
+    return ", ".join(f"{name} = {_short(value)}" for name, value in line.settings.items())
+
+
+def _short(value: object) -> str:
+    return value if isinstance(value, str) and value.isprintable() and len(value) <= 60 else shown(value)

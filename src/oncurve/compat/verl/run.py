@@ -1,6 +1,6 @@
 """Functions of verl's tables: sizes, the optimizer, the critic, data, evaluation, the model, and how the run goes on.
 
-Each is `(value, values)` as `oncurve.compat.tables` has it, and raises ConfigError for what cannot be.
+Each is `(value, values)` as `oncurve.compat.dialect` has it, and raises ConfigError for what cannot be.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from oncurve.base.errors import ConfigError, command, shown
-from oncurve.compat.dialect import Values
-from oncurve.compat.tables import meaning
+from oncurve.compat.dialect import Values, meaning
 from oncurve.compat.verl.algorithm import ACTOR, MODEL, ROLLOUT, advantage, is_given, local, updates_per_step
 
 OPTIM = f"{ACTOR}.optim"

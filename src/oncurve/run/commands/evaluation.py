@@ -26,7 +26,7 @@ from oncurve.run.arguments import configured, data_among, data_arguments, reward
 from oncurve.run.assembly import Run, assemble
 from oncurve.run.building import build_engine, fix_reach, host_of, opened, with_environment
 from oncurve.run.directory.folder import EVAL_REPLIES, LOCK, MARK
-from oncurve.run.evaluating import evaluate_policy
+from oncurve.run.iterations import evaluate_policy
 from oncurve.trainer import Checkpoints
 
 

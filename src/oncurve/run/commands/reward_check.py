@@ -75,14 +75,9 @@ class RewardCheck:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return {
-            "source": self.source,
-            "rewards": list(self.names),
-            "warnings": list(self.warnings),
-            "groups": [
-                {"place": place, "prompt": prompt, "completions": scored} for place, prompt, scored in self.groups
-            ],
-        }
+        names = ("place", "prompt", "completions")
+        about = {"source": self.source, "rewards": list(self.names), "warnings": list(self.warnings)}
+        return about | {"groups": [dict(zip(names, group, strict=True)) for group in self.groups]}
 
     def _all(self) -> list[dict[str, Any]]:
         return [one for _, _, scored in self.groups for one in scored]

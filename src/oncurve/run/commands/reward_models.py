@@ -170,11 +170,12 @@ def resume_reward_model(directory: Path, changed: bool = False) -> str | None:
     config, base = load_reward_recipe(directory)
     console = Screen()
     with RunDirectory.open(directory) as held:
-        taken_up = take_up(held, identify(config, REWARD_MODEL, base), changed, (), defaults_of(config, REWARD_MODEL))
-        held.sign(taken_up.identity)
-        say(console, *taken_up.lines)
+        now = identify(config, REWARD_MODEL, base)
+        identity, notes, _ = take_up(held, now, changed, (), defaults_of(config, REWARD_MODEL))
+        held.sign(identity)
+        say(console, *notes)
         training, plan = _prepare(config, base, directory)
-        training.identity = taken_up.identity
+        training.identity = identity
         try:
             lines = training.restore()
         except CheckpointError as error:

@@ -48,20 +48,6 @@ class Differences:
     wanted: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class TakenUp:
-    """The way in which a run continues.
-
-    identity   the run's identity from now on
-    lines      what is printed
-    inexact    whether it was asked for a setting that decides the numbers
-    """
-
-    identity: dict[str, Any]
-    lines: list[str]
-    inexact: bool = False
-
-
 def identify(config: Component, schema: Schema[Any], base: Path, counts: Collection[str] = ()) -> dict[str, Any]:
     """Return `{"id", "settings", "files"}` of a run that begins now. A key that is not set is there with None, so that
     one which is not there is known to be younger than the run.
@@ -157,8 +143,10 @@ def _same_numbers(key: str, was: Any, now: Any) -> bool:
 
 def take_up(
     held: RunDirectory, now: dict[str, Any], changed: bool, wanted: Collection[str], defaults: Mapping[str, Any]
-) -> TakenUp:
+) -> tuple[dict[str, Any], list[str], bool]:
     """Return how the run in `held` continues as `now`; `run.json` is updated if necessary.
+
+    That is its identity from now on, what is printed, and whether it was asked for a setting that decides the numbers.
 
     `wanted`: the keys that this resume changes itself. With any, `run.json` stays as it is until the caller has the
     run ready and records them. `defaults`: of all keys, see `compare`.
@@ -178,7 +166,7 @@ def take_up(
         notes = ["run.json is missing or damaged" + (": the newest checkpoint stands in for it" if before else "")]
     if before is None:
         held.keep_identity(now)
-        return TakenUp(now, [*notes, "not exact, perhaps: nothing says whether settings or data have changed"])
+        return now, [*notes, "not exact, perhaps: nothing says whether settings or data have changed"], False
     found = compare(before, now, wanted, defaults)
     strange = [name for name, each in records.items() if each.get("run", {}).get("id") != before["id"]]
     refused = [*found.refused, *(f"checkpoints/{name} is a checkpoint of another run" for name in strange)]
@@ -191,7 +179,7 @@ def take_up(
     if differences:
         held.note(_step(record), differences)
         notes.append("not exact: the run goes on, but not to the same numbers, because " + "; ".join(differences))
-    return TakenUp(kept, notes, bool(found.wanted))
+    return kept, notes, bool(found.wanted)
 
 
 def _cannot_be_exact(path: Path, refused: Sequence[str]) -> str:

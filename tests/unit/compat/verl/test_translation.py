@@ -21,8 +21,8 @@ from oncurve.compat import Translation, config_of, recipe_of
 from oncurve.compat.dialect import Said
 from oncurve.compat.verl import ABOUT, DIALECT, read
 from oncurve.compat.verl.components import part_of_score
+from oncurve.compat.verl.reading import OPEN
 from oncurve.compat.verl.reward import CHECKERS, NO_CHECKER
-from oncurve.compat.verl.table import OPEN
 
 A, R, M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 GRPO = ("algorithm.adv_estimator=grpo", f"{R}.n=8")
