@@ -8,7 +8,7 @@ from oncurve.components import Component, rules_of
 from oncurve.config.layers import PRESETS
 from oncurve.config.rules.combinations import IMPOSSIBLE, INERT
 from oncurve.config.sections import SECTIONS, RunConfig
-from oncurve.config.sentences.keys import key_facts, names
+from oncurve.config.sentences.plan import key_facts, names
 from oncurve.rewards import REWARD_KINDS, RewardSettings
 
 INTRODUCTION = """\

@@ -14,7 +14,7 @@ import typer
 import oncurve
 import oncurve.compat.trl
 from oncurve.cli import app
-from oncurve.config.sentences.keys import KINDS
+from oncurve.config.sentences.plan import KINDS
 from oncurve.metrics import METRICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "stability.md"

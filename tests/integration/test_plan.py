@@ -19,7 +19,7 @@ from oncurve.base.errors import ConfigError, UserError
 from oncurve.cli import app
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
-from oncurve.forecast.machines import AvailableMemory
+from oncurve.forecast.shapes import AvailableMemory
 
 ROOT = Path(__file__).parents[2]
 TASK = RECIPES / "task.toml"

@@ -13,8 +13,7 @@ from oncurve.config.loading import load_config, to_toml
 from oncurve.config.rules.combinations import inert, missing
 from oncurve.config.schema import Section
 from oncurve.config.sections import SECTIONS, RunConfig
-from oncurve.config.sentences.keys import meanings as meanings_of
-from oncurve.config.sentences.plan import explain, plan
+from oncurve.config.sentences.plan import explain, meanings as meanings_of, plan
 from oncurve.data import InMemory, load_rows
 from oncurve.rewards import REWARD_KINDS
 from oncurve.run.commands.reward_models import REWARD_MODEL

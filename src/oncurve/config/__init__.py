@@ -45,23 +45,21 @@ if TYPE_CHECKING:
         to_tables as to_tables,
         to_toml as to_toml,
     )
-    from oncurve.config.rules.columns import (
-        check_columns as check_columns,
-        trials_on as trials_on,
-        try_rewards as try_rewards,
-    )
     from oncurve.config.rules.combinations import (
+        check_columns as check_columns,
         check_complete as check_complete,
         check_config as check_config,
         inert_rules as inert_rules,
+        trials_on as trials_on,
+        try_rewards as try_rewards,
     )
     from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section
     from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig
-    from oncurve.config.sentences.keys import explain_key as explain_key
     from oncurve.config.sentences.plan import (
         AdapterFacts as AdapterFacts,
         RunFacts as RunFacts,
         explain as explain,
+        explain_key as explain_key,
         plan as plan,
         sentences_of as sentences_of,
     )

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
         forecast_command as forecast_command,
         training_bytes as training_bytes,
     )
-    from oncurve.forecast.machines import MACHINES as MACHINES, Machine as Machine
-    from oncurve.forecast.shapes import MODELS as MODELS, ModelShape as ModelShape
+    from oncurve.forecast.shapes import (
+        MACHINES as MACHINES,
+        MODELS as MODELS,
+        Machine as Machine,
+        ModelShape as ModelShape,
+    )
     from oncurve.forecast.unloaded import (
         read_model_config as read_model_config,
         room_for_prompts as room_for_prompts,

@@ -17,13 +17,22 @@ import torch
 from oncurve.base.errors import ConfigError, ModelError, UserError, shown, suggest
 from oncurve.base.paths import usable_path
 from oncurve.config import RunConfig
-from oncurve.forecast.counting import floors
-from oncurve.forecast.machines import AvailableMemory, Machine, machine, memory_here, parse_quantity
 from oncurve.forecast.memory import Variant, on_one_host, shard_peak
 from oncurve.forecast.outlook import Forecast, suggestions
 from oncurve.forecast.rehearsal import MemoryMeter, Parts, measure_machine, tidy
-from oncurve.forecast.scaling import rehearse_and_scale
-from oncurve.forecast.shapes import MODELS, ModelShape, StepWork, shape_of, shape_of_size
+from oncurve.forecast.scaling import floors, rehearse_and_scale
+from oncurve.forecast.shapes import (
+    MODELS,
+    AvailableMemory,
+    Machine,
+    ModelShape,
+    StepWork,
+    machine,
+    memory_here,
+    parse_quantity,
+    shape_of,
+    shape_of_size,
+)
 from oncurve.forecast.unloaded import (
     ASSUMED_PROMPT,
     count_parameters,

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from oncurve.forecast.machines import AvailableMemory, Machine
 from oncurve.forecast.memory import Memory, Variant
-from oncurve.forecast.shapes import USUAL_RANK
+from oncurve.forecast.shapes import USUAL_RANK, AvailableMemory, Machine
 from oncurve.report import rendered
 
 NEUTRAL = ("learner.tokens_per_micro_batch", "rollout.max_concurrent", "learner.gradient_checkpointing")

@@ -13,7 +13,7 @@ import gc
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,7 @@ from torch import Tensor
 from oncurve.advantages import needs_of
 from oncurve.batching import collate
 from oncurve.config import RunConfig
-from oncurve.forecast.counting import training_flops
-from oncurve.forecast.machines import Machine, number_in
-from oncurve.forecast.shapes import ModelShape, StepWork
+from oncurve.forecast.shapes import Machine, ModelShape, StepWork, number_in
 from oncurve.forecast.unloaded import build_variant
 from oncurve.learner import LocalLearner
 from oncurve.models import CausalModel, LocalWeights, LoraSettings, wrap
@@ -277,20 +275,3 @@ class _Stage:
             scores = tuple(Score(float(sample)) for sample in range(work.group_size))
             groups.append(Group(self._prompt(index, work), tuple(completions), scores))
         return collate(groups)
-
-
-def part_of(work: StepWork, shape: ModelShape, flops: float) -> StepWork:
-    """Return a part of one training pass that costs at most `flops`: fewer groups, then rows, then tokens."""
-    groups = max(1, int(work.micro_groups))
-    rows = work.group_size if work.micro_groups >= 1 else max(2, round(work.group_size * work.micro_groups))
-    sample = replace(work, prompts=groups, group_size=rows, minibatches=1, ppo_epochs=1)
-    while training_flops(shape, sample) > flops:
-        if sample.prompts > 1:
-            sample = replace(sample, prompts=-(-sample.prompts // 2))
-        elif sample.group_size > 2:  # a single completion has no siblings
-            sample = replace(sample, group_size=max(2, sample.group_size // 2))
-        elif sample.completion_tokens > 32:
-            sample = replace(sample, completion_tokens=sample.completion_tokens // 2)
-        else:
-            break
-    return replace(sample, prompt_tokens=sample.prompt_tokens[: sample.prompts])

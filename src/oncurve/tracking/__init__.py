@@ -12,5 +12,5 @@ from oncurve.tracking.kinds import TRACKER_KINDS as TRACKER_KINDS, trackers as t
 from oncurve.tracking.protocol import (
     CompletionRow as CompletionRow,
     TrackedRun as TrackedRun,
+    TrackingSettings as TrackingSettings,
 )
-from oncurve.tracking.settings import TrackingSettings as TrackingSettings

@@ -15,8 +15,7 @@ from typing import IO
 
 from torch import Tensor
 
-from oncurve.tracking.protocol import CompletionRow, TrackedRun, Tracker
-from oncurve.tracking.settings import TrackingSettings
+from oncurve.tracking.protocol import CompletionRow, TrackedRun, Tracker, TrackingSettings
 from oncurve.types import Group
 
 TABLES_KEPT = 32

@@ -7,8 +7,7 @@ from inspect import signature
 
 from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.base.imports import locate
-from oncurve.tracking.protocol import Tracker
-from oncurve.tracking.settings import TrackingSettings
+from oncurve.tracking.protocol import Tracker, TrackingSettings
 from oncurve.tracking.tensorboard import TensorBoard
 from oncurve.tracking.trackio import Trackio
 from oncurve.tracking.wandb import Wandb

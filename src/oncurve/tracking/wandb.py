@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.tracking.protocol import CompletionRow, TrackedRun
-from oncurve.tracking.settings import TrackingSettings
+from oncurve.tracking.protocol import CompletionRow, TrackedRun, TrackingSettings
 
 BLOCK_BYTES = 1 << 15
 HEADER_BYTES = 7  # of a file and of a fragment: crc32 (4), length (2), type (1)

@@ -10,10 +10,9 @@ import pytest
 from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.forecast import MACHINES, MODELS, Machine, ModelShape
-from oncurve.forecast.counting import decode_step_floor, floors, prefill_flops, scoring_flops, training_flops
-from oncurve.forecast.machines import machine, memory_here, parse_quantity
 from oncurve.forecast.memory import Variant
-from oncurve.forecast.shapes import StepWork, shape_of_size
+from oncurve.forecast.scaling import decode_step_floor, floors, prefill_flops, scoring_flops, training_flops
+from oncurve.forecast.shapes import StepWork, machine, memory_here, parse_quantity, shape_of_size
 
 SMALL = ModelShape(
     layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocabulary=100, tied=True
