@@ -129,14 +129,9 @@ def _go_on(
     resumption = open_to_resume(directory, before, now, base, changed)
     with resumption.held:
         if resumption.finished:
-            steps = f"all {now.run.steps} steps" if resumption.done >= now.run.steps else f"{resumption.done} steps"
-            say(console, f"{directory} is finished: {steps} are done", *end_of(directory))
-            if resumption.changes:
-                words = ", ".join(map(str, worth_saying(resumption.changes, now)))
-                say(console, f"without effect on a finished run: {words}; it goes on with a larger run.steps")
-            if resumption.done < now.run.steps:
-                again = command("resume", directory, "eval.patience=0")
-                say(console, f"eval.patience = {now.eval.patience} ended it early; to go on: {again}")
+            changes = map(str, worth_saying(resumption.changes, now))
+            about = {"r": resumption, "c": now, "end": end_of(directory), "changes": changes}
+            say(console, *rendered("finished.j2", command=command, **about).splitlines())
             return None
         if now.warm_starts and not resumption.done:
             returns.share(None)  # `run.max_minutes` begins here

@@ -16,12 +16,13 @@ import yaml
 
 from oncurve.base.errors import ConfigError, command, noted, refuse, shown
 from oncurve.base.output import say
-from oncurve.compat.dialect import Dialect, Line, Said, Translation, Values, keys_of
+from oncurve.compat.dialect import Dialect, Said, Translation, Values, keys_of
 from oncurve.compat.recipe import config_of
 from oncurve.compat.verl import algorithm, reward, run
 from oncurve.compat.verl.hydra import DEEPEST, Assignment, assignment, is_assignment, plain, resolved
 from oncurve.compat.verl.reward import checker_notes
 from oncurve.config import yaml_node
+from oncurve.report import rendered
 from oncurve.run import train_or_resume, train_recipe
 
 VERSION = "0.9"
@@ -234,10 +235,6 @@ def _value(node: Any, place: str, depth: int) -> Any:
     return {"yes": True, "on": True, "no": False, "off": False}.get(node.value.lower(), plain(node.value))
 
 
-LONGEST = 200
-"""Characters of a command line that is printed."""
-
-
 def train_verl(words: Sequence[str], out: Path | None = None, resume_if_there: bool = False) -> str | None:
     """Train by verl's settings; return the signal that stopped the run, or None.
 
@@ -273,27 +270,11 @@ def _folder(values: Values) -> Path:
 
 def summary(translation: Translation, reading: VerlReading, values: Values, words: Sequence[str]) -> list[str]:
     """Return the counted line, the differences that are worth reading, and the command that prints all."""
-    changed = [line for line in translation.lines if line.settings and line.given and _differs(line)]
-    defaults = [line for line in translation.lines if line.settings and not line.given]
-    lines = [translation.counted(), *(f"  note: {note}" for note in reading.notes)]
-    lines += [f"  {line.key.theirs}={_short(line.value)} -> {_settings(line)}: {line.key.note}" for line in changed]
-    lines += [f"  {line.key.theirs} is not given -> {_settings(line)}, verl's default" for line in defaults]
-    lines += [f"  rows of {note}" for note in checker_notes(values)]
-    nodes, devices = values["trainer.nnodes"], values["trainer.n_gpus_per_node"]
-    if any(isinstance(count, int) and count > 1 for count in (nodes, devices)):
-        lines.append(f"  {nodes} nodes with {devices} GPUs -> {DIALECT.table['trainer.nnodes'].note}")
-    whole = command("config", "from-verl", *words)
-    short = whole if len(whole) <= LONGEST else f"{command('config', 'from-verl')} with the same words"
-    return [*lines, f"  all of it, as a recipe: {short}"]
-
-
-def _differs(line: Line) -> bool:
-    """Return whether a setting says more than the key did: another value, or a note."""
-    return bool(line.key.note) and any(value != line.value for value in line.settings.values())
-
-
-def _settings(line: Line) -> str:
-    return ", ".join(f"{name} = {_short(value)}" for name, value in line.settings.items())
+    counts = {"nodes": values["trainer.nnodes"], "devices": values["trainer.n_gpus_per_node"]}
+    several = any(isinstance(count, int) and count > 1 for count in counts.values())
+    texts = {"nodes_note": DIALECT.table["trainer.nnodes"].note, "whole": command("config", "from-verl", *words)}
+    about = {"translation": translation, "reading": reading, "checkers": checker_notes(values), "several": several}
+    return rendered("verl.j2", **about, **counts, **texts, command=command, short=_short).splitlines()
 
 
 def _short(value: object) -> str:

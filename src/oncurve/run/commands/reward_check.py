@@ -33,10 +33,6 @@ from oncurve.run.commands.evaluation import give_own_model
 from oncurve.run.iterations import step_locator
 from oncurve.types import Completion, Group, Prompt
 
-WIDTH = 72
-"""Characters of a completion in the table."""
-
-
 SHOWN = ("reward", "parts", "fault", "text", "turns")
 """What `group_record` has of a completion that is shown."""
 
@@ -70,7 +66,7 @@ class RewardCheck:
         values.append(("reward", [one["reward"] for one in every]))
         summaries = [(name, *_summary(given)) for name, given in values]
         counts = {"several": len(differ), "differing": sum(differ)}
-        shown = {"one_line": one_line, "both_ends": _both_ends, "width": WIDTH, "summaries": summaries}
+        shown = {"one_line": one_line, "summaries": summaries}
         return rendered("reward_check.j2", r=self, every=every, **counts, **shown).rstrip()
 
     def to_json(self) -> dict[str, Any]:
@@ -88,13 +84,6 @@ def _summary(values: Sequence[float | None]) -> tuple[Sequence[float | None], in
     known = [value for value in values if value is not None]
     numbers = (math.fsum(known) / len(known), min(known), max(known)) if known else (None,) * 3
     return numbers, len(values) - len(known)
-
-
-def _both_ends(text: str) -> str:
-    """Return a completion on one line, without its middle: rewards look at its end, and the reader at its beginning."""
-    line = one_line(text, len(text) * 3)
-    half = WIDTH // 2 - 3
-    return line if len(line) <= WIDTH else f"{line[:half].rstrip()} ... {line[-half:].lstrip()}"
 
 
 def check_rewards_of(
