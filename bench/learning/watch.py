@@ -104,7 +104,7 @@ class Watch:
         from oncurve.data import open_prompts
         from oncurve.models import LocalWeights, ModelConfig
         from oncurve.rollout import InProcessEngine
-        from oncurve.run.iterations import evaluate_policy
+        from oncurve.run.loop import evaluate_policy
 
         with tempfile.TemporaryDirectory() as folder:
             policy(Path(folder))

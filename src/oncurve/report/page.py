@@ -16,10 +16,9 @@ from oncurve.advantages import ADVANTAGE_KINDS
 from oncurve.base.errors import ConfigError, suggest
 from oncurve.components import as_written, described
 from oncurve.metrics import short
-from oncurve.report.charts import charts_of
 from oncurve.report.records import RunRecord, read_run
 from oncurve.report.show import TABLES, shown_group, shown_groups
-from oncurve.report.templates import rendered
+from oncurve.report.templates import charts_of, rendered
 
 FEATURED: list[str] = TABLES["featured"]
 

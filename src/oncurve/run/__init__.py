@@ -26,13 +26,16 @@ if TYPE_CHECKING:
     from oncurve.run.assembly import Overrides as Overrides, Run as Run, assemble as assemble
     from oncurve.run.building import held_out_loss as held_out_loss
     from oncurve.run.commands.data_check import check_data_of as check_data_of
-    from oncurve.run.commands.evaluation import evaluate_target as evaluate_target, prompts_from as prompts_from
+    from oncurve.run.commands.evaluation import (
+        check_rewards_of as check_rewards_of,
+        evaluate_target as evaluate_target,
+        prompts_from as prompts_from,
+    )
     from oncurve.run.commands.exporting import (
         check_repository as check_repository,
         export_run as export_run,
         push_export as push_export,
     )
-    from oncurve.run.commands.reward_check import check_rewards_of as check_rewards_of
     from oncurve.run.commands.reward_models import (
         label_samples as label_samples,
         load_reward_recipe as load_reward_recipe,

@@ -50,10 +50,18 @@ from oncurve.run.building import (
     shows_tools,
     with_environment,
 )
-from oncurve.run.card import write_card
+from oncurve.run.commands.exporting import write_card
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
-from oncurve.run.iterations import LabellingInputs, evaluate_policy, iterations, results_by_problem, step_locator
-from oncurve.run.loop import credit_of, groups_of, trainer_config
+from oncurve.run.loop import (
+    LabellingInputs,
+    credit_of,
+    evaluate_policy,
+    groups_of,
+    iterations,
+    results_by_problem,
+    step_locator,
+    trainer_config,
+)
 from oncurve.trainer import (
     Checkpoints,
     Recorder,

@@ -1,14 +1,42 @@
-"""The parts of the trainer's loop that come from settings alone."""
+"""The parts around a run's trainer: its loop, the outer loop of iterative GRPO, and the evaluation of its policy.
+
+How samples are labelled, the reward model that learns from them, and the replay buffer; and the scores of one verifier
+alone, by which a run evaluates its policy as its settings have it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal
 
-from oncurve.config import RunConfig
+from oncurve.base.errors import ConfigError
+from oncurve.config import RunConfig, to_tables
 from oncurve.data import Demonstrations, PassRateOrder, PromptOrder, Prompts
-from oncurve.evaluate import part_is_1
-from oncurve.rewards import RewardSet, verifier_of
-from oncurve.rollout import RolloutEngine
+from oncurve.evaluate import Evaluation, evaluate, part_is_1
+from oncurve.learner import Learner
+from oncurve.models import LoadedModel
+from oncurve.report import answer_column, answer_of_row
+from oncurve.reward_models import (
+    Example,
+    Iterations,
+    LabelledSteps,
+    Labeller,
+    MonteCarloLabels,
+    Preferences,
+    Replay,
+    RewardExamples,
+    RewardLearner,
+    StepLabels,
+    scored_pairs,
+    scored_steps,
+)
+from oncurve.rewards import DeferredScoring, Locate, RewardSet, verifier_of
+from oncurve.rollout import Detokenizer, RolloutEngine
+from oncurve.steps import splitter_of, token_ends
 from oncurve.trainer import (
     Credit,
     DemonstratedGroups,
@@ -19,9 +47,10 @@ from oncurve.trainer import (
     KLControl,
     LaggedGroups,
     OldPolicy,
+    ReferenceSchedule,
     TrainerConfig,
 )
-from oncurve.types import Score
+from oncurve.types import Group, Score
 
 
 def trainer_config(config: RunConfig, environment: Mapping[str, object] | None = None) -> TrainerConfig:
@@ -94,3 +123,140 @@ def groups_of(
     if not cluster.lag:
         return Groups(*given)
     return LaggedGroups(*given, lag=cluster.lag, ahead=cluster.workers > 0, steps=config.run.steps)
+
+
+Kind = Literal["preferences", "steps"]
+
+
+@dataclass(frozen=True)
+class LabellingInputs:
+    """The parts of a run that samples and their labels come from."""
+
+    engine: RolloutEngine
+    rewards: RewardSet
+    learner: Learner
+    loaded: LoadedModel
+
+
+def iterations(config: RunConfig, base: Path | None, sources: LabellingInputs, learner: RewardLearner) -> Iterations:
+    """Return the outer loop of a run with `[iterative]`. Raises DataError: `history` cannot be read."""
+    settings = config.iterative
+    kind: Kind = "steps" if learner.classifier.head == "process" else "preferences"
+    assert config.eval.verifier is not None  # `check_complete` has refused None
+    label = labeller(config, kind, config.eval.verifier, settings.continuations, sources)
+    known = learner.fitting(_history(settings.history, kind, base))
+    reference = ReferenceSchedule(config.following, sources.learner)
+    return Iterations(settings, reference, learner, label, Replay(known), config.run.seed)
+
+
+@dataclass(frozen=True)
+class ScoredBy:
+    """Scores by one of a run's rewards alone, whatever its weight."""
+
+    rewards: RewardSet
+    verifier: str
+
+    def begin(self, step: int = 0) -> DeferredScoring:
+        """Return a scoring that begins when all groups are written."""
+        return DeferredScoring(self.score)
+
+    def score(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups with the verifier's value as the reward; not valid where it has none."""
+        return [
+            replace(group, scores=tuple(self._alone(score) for score in group.scores))
+            for group in self.rewards.score(groups)
+        ]
+
+    def _alone(self, score: Score) -> Score:
+        value = score.parts.get(self.verifier)
+        return Score(value or 0.0, value is not None, score.parts, score.fault, extras=score.extras)
+
+
+def _history(path: str | None, kind: Kind, base: Path | None) -> Sequence[Example]:
+    if path is None:
+        return []
+    source: RewardExamples = (StepLabels if kind == "steps" else Preferences)(path=path, eval_fraction=0.0)
+    return source.read(base, key="iterative.history")[0]
+
+
+def labeller(config: RunConfig, kind: Kind, verifier: str, continuations: int, sources: LabellingInputs) -> Labeller:
+    """Return how scored groups become examples. Raises ConfigError: continuations without a tokenizer."""
+    if kind == "preferences":
+        return partial(scored_pairs, verifier=verifier)
+    if not continuations:
+        return partial(scored_steps, verifier=verifier)
+    locate = step_locator(sources.loaded.tokenizer)
+    if locate is None:
+        raise ConfigError("continuations from the ends of steps need a tokenizer")
+    split = splitter_of(next((reward.split for reward in config.rewards if hasattr(reward, "split")), "newline"))
+    engine, longest = sources.engine, sources.loaded.model.longest_row
+    label = MonteCarloLabels(engine, sources.rewards, verifier, continuations, split, locate, config.rollout, longest)
+
+    def continued(groups: Sequence[Group]) -> list[LabelledSteps]:
+        engine.follow(sources.learner.weights())  # the weights as they are now
+        return label(groups)
+
+    return continued
+
+
+def step_locator(tokenizer: Any) -> Locate | None:
+    """Find the tokens that end the steps of a completion; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    text_after = Detokenizer(tokenizer).after
+    return lambda prompt, completion, ends: token_ends(ends, completion.text, completion.ids, text_after(prompt.ids))
+
+
+def evaluate_policy(
+    engine: RolloutEngine, rewards: RewardSet, prompts: Prompts, config: RunConfig, n: int
+) -> Evaluation:
+    """Greedy, and n samples a prompt where n > 0, on all of `prompts`, with what the engine follows.
+
+    `eval.verifier`, where it is set, decides alone: a reward model's scores of its own policy prove nothing. What is
+    correct is decided by one reward (`verifier_of`), whatever its weight; without one it is not reported.
+    """
+    verifier = verifier_of(config.rewards, config.eval.verifier)
+    temperature = config.eval.temperature or config.rollout.temperature
+    longest = {"max_new_tokens": config.eval.max_new_tokens or config.rollout.max_new_tokens}
+    return evaluate(
+        engine,
+        rewards if config.eval.verifier is None else ScoredBy(rewards, config.eval.verifier),
+        [prompts[index] for index in range(len(prompts))],
+        greedy=config.rollout.model_copy(update={"group_size": 1, "temperature": 0.0, **longest}),
+        sampled=config.rollout.model_copy(update={"group_size": n, "temperature": temperature, **longest})
+        if n
+        else None,
+        correct=None if verifier is None else part_is_1(verifier),
+        verifier=verifier,
+        seed=config.run.seed,
+    )
+
+
+LONGEST_TEXT = 8000
+"""The most characters of a prompt and of a completion that are kept of an evaluation."""
+
+
+def results_by_problem(evaluation: Evaluation, config: RunConfig) -> list[dict[str, Any]]:
+    """Return what became of each problem, as `EvaluationFiles` writes it."""
+    correct = None if evaluation.verifier is None else part_is_1(evaluation.verifier)
+    named = answer_column(to_tables(config))
+    found = []
+    for greedy, sampled in zip_longest(evaluation.greedy, evaluation.sampled):
+        prompt, reply, score = greedy.prompt, greedy.completions[0], greedy.scores[0]
+        verdicts = [correct(each) for each in sampled.scores] if sampled is not None and correct is not None else []
+        known = [right for right in verdicts if right is not None]
+        answer, right = answer_of_row(prompt.columns, named), None if correct is None else correct(score)
+        found.append(
+            {
+                "id": prompt.id,
+                "prompt": prompt.text[:LONGEST_TEXT],
+                "answer": None if answer is None else answer[:LONGEST_TEXT],
+                "reply": reply.text[:LONGEST_TEXT],
+                "ended": reply.ended,
+                "reward": score.reward if score.valid else None,
+                "fault": score.fault,
+                "right": None if right is None else bool(right),
+                "samples": [sum(known), len(known)] if known else None,
+            }
+        )
+    return found

@@ -9,8 +9,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
 from oncurve.config.sections import RunConfig
 from oncurve.config.sentences.plan import explain, plan
-from oncurve.run.iterations import ScoredBy
-from oncurve.run.loop import dynamic_sampling
+from oncurve.run.loop import ScoredBy, dynamic_sampling
 from oncurve.types import Completion, Group, Prompt, Score
 
 HOST = ("cluster.kind=host", "rewards=[{kind='task'}]")

@@ -10,7 +10,7 @@ from fakes.tables import table
 from oncurve.display import run_card
 from oncurve.display.progress import curve
 from oncurve.report import RolloutFiles, ShownGroups, group_record, read_run, render_report, write_report
-from oncurve.report.charts import HEIGHT, WIDTH, chart_of
+from oncurve.report.templates import HEIGHT, WIDTH, chart_of
 from oncurve.types import Completion, Group, Prompt, Score
 
 EVIL = (

@@ -45,8 +45,7 @@ from oncurve.run.arguments import free_directory
 from oncurve.run.assembly import Run, assemble
 from oncurve.run.directory.folder import RunDirectory, describe_environment, environment_changes
 from oncurve.run.directory.identity import defaults_of, identify, take_up
-from oncurve.run.iterations import Kind, LabellingInputs, labeller
-from oncurve.run.loop import order_of
+from oncurve.run.loop import Kind, LabellingInputs, labeller, order_of
 from oncurve.types import Group
 
 
