@@ -30,7 +30,7 @@ from oncurve.evaluate import Evaluation
 from oncurve.forecast import training_bytes
 from oncurve.learner import Learner
 from oncurve.machine.threads import prepare_process
-from oncurve.models import Adapter, LoadedModel, adapted, module_device
+from oncurve.models import LoadedModel, adapted, module_device
 from oncurve.reward_models import Iterations
 from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine, check_token_ids
@@ -135,6 +135,7 @@ class Run(Closing):
         given, adapter = self.given.reference, self.loaded.model.adapter
         reference = self.loaded if given is None and self.config.kl.needs_reference else given
         teacher = None if self.teacher is self.loaded else self.teacher
+        width, trained = self.loaded.dtype.itemsize, _count(adapter.parameters.values() if adapter else ())
         return RunFacts(
             rows=len(self.trained_on),
             eval_rows=len(self.eval_prompts),
@@ -144,13 +145,15 @@ class Run(Closing):
             truncated=self.prompts.truncated,
             parameters=_parameters(self.loaded),
             reference_given=given is not None,
-            reference_bytes=None if reference is None else self.loaded.dtype.itemsize * _parameters(reference),
-            teacher_bytes=None if teacher is None else self.loaded.dtype.itemsize * _parameters(teacher),
+            reference_bytes=None if reference is None else width * _parameters(reference),
+            teacher_bytes=None if teacher is None else width * _parameters(teacher),
             kept=self.directory is not None,
             device=str(module_device(self.loaded.model.module)),
             path_reason=self.loaded.model.path_reason,
             precision=f"{str(self.loaded.dtype).removeprefix('torch.')} ({self.loaded.dtype_reason})",
-            adapter=None if adapter is None else _adapter_facts(adapter, self.loaded.dtype.itemsize),
+            adapter=None
+            if adapter is None
+            else AdapterFacts(adapter.rank, adapter.alpha, len(adapter.paths), trained, width * trained),
         )
 
     def evaluate(self, n: int = 0) -> Evaluation:
@@ -235,11 +238,6 @@ def _parameters(loaded: LoadedModel) -> int:
 
 def _count(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
-
-
-def _adapter_facts(adapter: Adapter, width: int) -> AdapterFacts:
-    count = _count(adapter.parameters.values())
-    return AdapterFacts(adapter.rank, adapter.alpha, len(adapter.paths), count, width * count)
 
 
 def assemble(
@@ -330,15 +328,9 @@ def _build_run(
     eval_prompts = eval_prompts.first(config.eval.limit)
     learner = build_learner(config, loaded, given.reference, teacher)
     rewards.locate = step_locator(loaded.tokenizer)
-    engine = config.cluster.rollout_engine(
-        build_engine(config, loaded),
-        engine_maker(config, loaded),
-        config.rollout,
-        loaded.tokenizer,
-        loaded.eos_ids,
-        config.run.seed,
-        partial(training_bytes, config),
-    )
+    made = build_engine(config, loaded), engine_maker(config, loaded)
+    sampling = config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed
+    engine = config.cluster.rollout_engine(*made, *sampling, partial(training_bytes, config))
     engine = with_environment(config, engine, loaded, rewards, host)
     trainer = Trainer(
         trainer_config(config, describe_environment(module_device(loaded.model.module).type)),

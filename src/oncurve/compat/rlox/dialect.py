@@ -13,39 +13,37 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.base.errors import ConfigError, shown
-from oncurve.compat.dialect import Dialect, Function, Said, Translation, Values, keys_of
+from oncurve.compat.dialect import Dialect, Said, Translation, Values, keys_of
 from oncurve.compat.recipe import config_of
 from oncurve.compat.rlox import REASONS
 from oncurve.config import RunConfig, read_table
 from oncurve.run import data_arguments, reward_arguments
 
 
-def _algorithm(name: str, _: Values) -> dict[str, Any]:
+def algorithm(name: str, _: Values) -> dict[str, Any]:
+    """Return the settings of the algorithm. Raises ConfigError: it is another one's."""
     if name.lower() != "grpo":
         raise ConfigError(f'{shown(name)}: {REASONS["PPO"]}; here it is "grpo"')
     return ALGORITHM
 
 
-def _callbacks(names: list[Any], _: Values) -> None:
+def callbacks(names: list[Any], _: Values) -> None:
+    """Raise ConfigError: one is not here."""
     for name in names:
         if name not in ("eval", "checkpoint", "progress", "timing"):
             raise ConfigError(f"{shown(name)}: expected eval, checkpoint, progress or timing")
 
 
-def _of_callback(steps: int, values: Values, of: str) -> int | None:
+def of_callback(steps: int, values: Values, of: str) -> int | None:
+    """Return the steps, where the callback is there."""
     return steps if of in (values["callbacks"] or ()) else None
 
 
-FUNCTIONS: dict[str, Function] = {
-    "algorithm": _algorithm,
-    "callbacks": _callbacks,
-    "of_callback": _of_callback,
-}
 _FILE = Path(__file__).with_name("keys.toml")
 ALGORITHM: dict[str, Any] = tomllib.loads(_FILE.read_text(encoding="utf-8"))["algorithm"]
 """The preset "rlox", without its numbers, which are keys of their own."""
 
-DIALECT = Dialect("rlox", "1.2", keys_of(_FILE, FUNCTIONS))
+DIALECT = Dialect("rlox", "1.2", keys_of(_FILE, globals()))
 ABOUT = Path(__file__).with_name("about.md").read_text(encoding="utf-8")
 """The text of the page "Coming from another tool" before the table of settings."""
 

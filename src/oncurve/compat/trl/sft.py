@@ -56,8 +56,7 @@ def saved(value: Any, values: Values) -> int | None:
     return None if values["save_strategy"] == "no" else value
 
 
-_MADE = (updates, batch, text_column, losses, saved)
-OWN = keys_of(HERE / "sft.toml", {**FUNCTIONS, **{each.__name__: each for each in _MADE}})
+OWN = keys_of(HERE / "sft.toml", FUNCTIONS | globals())
 SHARED = [
     key
     for key in CONFIG_KEYS

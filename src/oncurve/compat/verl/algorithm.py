@@ -6,11 +6,14 @@ Each is `(value, values)` as `oncurve.compat.dialect` has it, and raises ConfigE
 from __future__ import annotations
 
 import math
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Values, meaning
 
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
 
 
@@ -108,18 +111,13 @@ def use_kl_loss(used: bool, values: Values) -> dict[str, Any]:
     return {} if values["algorithm.use_kl_in_reward"] else {"kl.coef": 0.0}
 
 
-ESTIMATORS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-ESTIMATORS |= {"full": "full", "kl+": "k1+", "k1+": "k1+", "abs+": "abs+", "low_var_kl+": "k3+", "k3+": "k3+"}
-ESTIMATORS |= {"mse+": "k2", "k2+": "k2"}
-
-
 def kl_loss_type(kind: Any, values: Values) -> str | None:
-    estimator = str(meaning(kind, ESTIMATORS))
+    estimator = str(meaning(kind, WORDS["estimators"]))
     return estimator if in_loss(values) else None
 
 
 def kl_penalty(kind: Any, values: Values) -> None:
-    estimator = meaning(kind, ESTIMATORS)
+    estimator = meaning(kind, WORDS["estimators"])
     if values["algorithm.use_kl_in_reward"] and estimator != "k1":
         raise ConfigError(
             f"{kind}: not available here: in the reward the KL is the difference of the log-probs (kl); others are for "
@@ -231,13 +229,12 @@ def dual_clip(bound: float, values: Values) -> dict[str, Any]:
     return {} if name is None else {name: bound}
 
 
-AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 OF_COMPLETIONS = "seq-mean-token-mean"
 """The aggregation of verl's sapo and geo_mean, whatever loss_agg_mode says."""
 
 
 def loss_agg_mode(mode: Any, values: Values) -> dict[str, Any]:
-    meaning(mode, dict.fromkeys(AGGREGATIONS))
+    meaning(mode, WORDS["aggregations"])
     if objective(values) not in ("sapo", "gmpo"):
         return {"aggregation.kind": mode} if is_given(values, f"{ACTOR}.loss_agg_mode") else {}
     if mode == OF_COMPLETIONS:

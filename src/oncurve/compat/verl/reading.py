@@ -33,12 +33,7 @@ FILES = ("algorithm", "actor", "data", "rollout", "critic", "reward", "trainer",
 FUNCTIONS = vars(algorithm) | vars(run) | vars(reward)
 DIALECT = Dialect("verl", VERSION, tuple(key for name in FILES for key in keys_of(HERE / f"{name}.toml", FUNCTIONS)))
 
-OPEN = (
-    "data.apply_chat_template_kwargs",
-    "actor_rollout_ref.model.override_config",
-    "custom_reward_function.reward_kwargs",
-    "reward.custom_reward_function.reward_kwargs",
-)
+OPEN = tuple(key.theirs for key in DIALECT.keys if dict in key.types)
 """Settings that are tables with free names: `custom_reward_function.reward_kwargs.limit=3` is a part of one."""
 
 ABOUT = (HERE / "about.md").read_text(encoding="utf-8") + "\n".join(reward.checker_rows())

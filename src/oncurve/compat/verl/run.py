@@ -9,7 +9,7 @@ from typing import Any
 
 from oncurve.base.errors import ConfigError, command, shown
 from oncurve.compat.dialect import Values, meaning
-from oncurve.compat.verl.algorithm import ACTOR, MODEL, ROLLOUT, advantage, is_given, local, updates_per_step
+from oncurve.compat.verl.algorithm import ACTOR, MODEL, ROLLOUT, WORDS, advantage, is_given, local, updates_per_step
 
 OPTIM = f"{ACTOR}.optim"
 
@@ -17,9 +17,6 @@ OPTIM = f"{ACTOR}.optim"
 def micro_batch_rows(rows: int | None, values: Values) -> int | None:
     longest = int(values["data.max_prompt_length"] + values["data.max_response_length"])
     return None if rows is None or values[f"{ACTOR}.use_dynamic_bsz"] else rows * longest
-
-
-SCHEDULES = {name: name for name in ("constant", "linear", "cosine")}
 
 
 def model_engine(engine: Any, values: Values) -> str | None:
@@ -31,7 +28,7 @@ def model_engine(engine: Any, values: Values) -> str | None:
 
 def decay_type(kind: Any, values: Values) -> Any:
     torchtitan = values["model_engine"] == "torchtitan"
-    return meaning(kind, SCHEDULES, {"sqrt": "take linear"}) if torchtitan else None
+    return meaning(kind, WORDS["schedules"], {"sqrt": "take linear"}) if torchtitan else None
 
 
 def _warmup_steps(values: Values) -> int:
@@ -92,18 +89,12 @@ def val_files(given: Any, values: Values) -> Any:
     return paths(given, values) if reads else None
 
 
-CUT = {
-    "right": "the end of a prompt is its question; use left, or filter_overlong_prompts=True",
-    "middle": "a prompt without its middle asks something else; use left, or filter_overlong_prompts=True",
-}
-
-
 def truncation(kind: Any, values: Values) -> str | None:
     words = {"error": "error", "left": "truncate_left"}
     if values["data.filter_overlong_prompts"]:
-        meaning(kind, words | CUT)
+        meaning(kind, words | WORDS["cut"])
         return None
-    return str(meaning(kind, words, CUT))
+    return str(meaning(kind, words, WORDS["cut"]))
 
 
 def policys_tokenizer(given: Any, values: Values) -> None:
@@ -156,18 +147,11 @@ def val_only(only: bool, values: Values) -> None:
         raise ConfigError(f"trains nothing; print the recipe without it (config from-verl --out), then: {example}")
 
 
-TRACKERS = {"console": None, "file": None, "wandb": "wandb", "tensorboard": "tensorboard", "trackio": "trackio"}
-NO_TRACKER = dict.fromkeys(
-    ("mlflow", "swanlab", "vemlp_wandb", "clearml", "tracking", "rl_insight"),
-    "oncurve shows metrics to wandb, tensorboard and trackio; every run has metrics.jsonl",
-)
-
-
 def trackers(names: Any, values: Values) -> list[str]:
     listed = [names] if isinstance(names, str) else names
     if not all(isinstance(name, str) for name in listed):
         raise ConfigError(f"expected names of trackers, got {shown(names)}")
-    return [found for name in listed if (found := meaning(name, TRACKERS, NO_TRACKER))]
+    return [found for name in listed if (found := meaning(name, WORDS["trackers"], WORDS["no_tracker"]))]
 
 
 def if_tracked(name: str, values: Values) -> str | None:

@@ -71,7 +71,9 @@ IMPOSSIBLE_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "schedule_of_iterations": lambda c: (
         c.iterative.steps > 0 and c.own_reward_model is not None and c.own_reward_model.schedule != "constant"
     ),
-    "nothing_held_out": lambda c: c.eval.every > 0 and not (c.data.holds_out or _shows_held_out(c)),
+    "nothing_held_out": lambda c: (
+        c.eval.every > 0 and not (c.data.holds_out or (c.sft.present and c.sft.source(c.data).holds_out))
+    ),
     "demonstrations_in_groups": lambda c: c.demonstrates and c.rollout.group_size != 1,
     "demonstrations_by_ratio": lambda c: c.demonstrates and has_importance_ratio(c.objective),
     "critic_on_ranks": lambda c: (c.cluster.facts.processes > 1 or c.cluster.facts.divided) and gives_values(c.critic),
@@ -127,11 +129,6 @@ INERT = tuple(
     Inert(tuple(rule["keys"]), tuple(rule["causes"]), INERT_WHERE[name], rule["reason"])
     for name, rule in SENTENCES["inert"].items()
 )
-
-
-def _shows_held_out(config: RunConfig) -> bool:
-    """Return whether demonstrations are held out."""
-    return config.sft.present and config.sft.source(config.data).holds_out
 
 
 def _needs(config: RunConfig, what: str) -> bool:
