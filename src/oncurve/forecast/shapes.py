@@ -298,14 +298,8 @@ def shape_of(config: Any, counted: int | None = None) -> ModelShape:
     Raises ConfigError where the configuration lacks one of the numbers, as those of no transformer do.
     """
     text = config.get_text_config()
-    named = {
-        "layers": "num_hidden_layers",
-        "hidden": "hidden_size",
-        "heads": "num_attention_heads",
-        "vocabulary": "vocab_size",
-    }
     found: dict[str, int] = {}
-    for field, key in named.items():
+    for field, key in TABLES["numbers"].items():
         value = getattr(text, key, None)
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"the model's configuration ({type(text).__name__}) has no {key}: it cannot be planned")

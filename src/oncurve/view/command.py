@@ -26,7 +26,7 @@ from oncurve.base.errors import ConfigError, OncurveError, RunDirectoryError, sh
 from oncurve.base.output import say
 from oncurve.base.paths import usable_path
 from oncurve.report import link, steps_in_words
-from oncurve.view.front import page
+from oncurve.view.front import TABLES, page
 from oncurve.view.library import MOST_ROWS, Library, encoded
 
 
@@ -123,16 +123,7 @@ def view(folder: Path, port: int | None, browser: bool, at: str | None = None) -
     with _listening(port) as listening:
         number = listening.getsockname()[1]
         address = f"http://127.0.0.1:{number}/#key={key}{opens[1:].rstrip('/')}"
-        settings = uvicorn.Config(
-            application(library, key),
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=2,
-        )
+        settings = uvicorn.Config(application(library, key), **TABLES["server"])
         say(address)
         say(f"It answers this machine alone; elsewhere: ssh -L {number}:127.0.0.1:{number} HOST. Ctrl-C ends it.")
         sys.stdout.flush()

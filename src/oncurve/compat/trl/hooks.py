@@ -169,19 +169,10 @@ class Hooks:
 
     def call(self, event: str, **more: Any) -> None:
         """Call a hook of every callback, in their order."""
+        nothing = dict.fromkeys(("optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"))
+        more |= {"model": self.model, "processing_class": self.run.loaded.tokenizer} | nothing
         for callback in self.callbacks:
-            returned = getattr(callback, event)(
-                self.args,
-                self.state,
-                self.control,
-                model=self.model,
-                processing_class=self.run.loaded.tokenizer,
-                optimizer=None,
-                lr_scheduler=None,
-                train_dataloader=None,
-                eval_dataloader=None,
-                **more,
-            )
+            returned = getattr(callback, event)(self.args, self.state, self.control, **more)
             if returned is not None:
                 self.control = returned
 
