@@ -34,7 +34,7 @@ from oncurve.run.arguments import (
 )
 from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.run.continuing import Returns, continued, open_to_resume, resumed_config
-from oncurve.run.directory.folder import RunDirectory
+from oncurve.run.directory.folder import RunDirectory, if_it_fails
 from oncurve.run.session import call_to_go_on, create_directory, finish, warm_up
 from oncurve.run.tracking import check_tracking
 from oncurve.run.trained import TrainedRun
@@ -216,15 +216,12 @@ def resume(
         stopped = warm_up(config, base, path, functions)
     with _before_training():
         trained = TrainedRun(continued(resumption, config, base, Screen(), given), stopped_by=stopped)
-    try:
+    with if_it_fails(trained.close):
         for line in read_log(path / "metrics.jsonl", damaged=True):
             trained.metrics.append(line) if line.get("step") != 0 else trained.run.before.update(line)
         if not resumption.finished and stopped is None:
             _finish(trained, path, on_step)
         trained.run.rest()
-    except BaseException:
-        trained.close()
-        raise
     return trained
 
 
@@ -253,7 +250,7 @@ def _check_out(config: RunConfig, out: str | Path | None, given: Overrides) -> N
 
 def _run(trained: TrainedRun, out: Path | None, on_step: Callable[[StepResult], None] | None) -> TrainedRun:
     """Begin a new run and train it."""
-    try:
+    with if_it_fails(trained.close):
         if out is not None:
             create_directory(trained.run, out)
         if out is not None and trained.run.config.warm_starts:
@@ -261,9 +258,6 @@ def _run(trained: TrainedRun, out: Path | None, on_step: Callable[[StepResult], 
         if trained.stopped_by is None:
             _finish(trained, out, on_step)
         trained.run.rest()
-    except BaseException:
-        trained.close()
-        raise
     return trained
 
 

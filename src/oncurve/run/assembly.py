@@ -51,7 +51,7 @@ from oncurve.run.building import (
     with_environment,
 )
 from oncurve.run.commands.exporting import write_card
-from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
+from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes, if_it_fails
 from oncurve.run.loop import (
     LabellingInputs,
     credit_of,
@@ -270,7 +270,7 @@ def assemble(
     optional = not config.rewards and not reads_rewards(config.advantage)
     rewards = RewardSet(()) if optional else RewardSet.build(config.fitted_rewards, base=base)
     host = host_of(config, base)
-    try:
+    with if_it_fails(rewards.close, *([] if host is None else [host.close])):
         check_columns(rewards, config.data, rows, eval_rows)
         if not resumed:
             rewards.announcements += try_rewards(rewards, config.data, rows)
@@ -291,11 +291,6 @@ def assemble(
         run = _build_run(config, loaded, given, rewards, rows, eval_rows, shown, host)
         _add_reward_model(run, base)
         return run
-    except BaseException:
-        rewards.close()
-        if host is not None:
-            host.close()
-        raise
 
 
 def _build_run(

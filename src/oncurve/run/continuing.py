@@ -22,7 +22,7 @@ from oncurve.config import RUN, RunConfig, brought_by, load_config, to_tables, t
 from oncurve.display import say
 from oncurve.durable import numbered
 from oncurve.run.assembly import Overrides, Run, assemble
-from oncurve.run.directory.folder import CONFIG, ROWS, SFT, RunDirectory
+from oncurve.run.directory.folder import CONFIG, ROWS, SFT, RunDirectory, if_it_fails
 from oncurve.run.directory.identity import (
     RESUME,
     defaults_of,
@@ -210,7 +210,7 @@ def open_to_resume(directory: Path, before: RunConfig, now: RunConfig, base: Pat
     """
     check_tracking(now)
     held = RunDirectory.open(directory)
-    try:
+    with if_it_fails(held.close):
         changes = changes_between(before, now)
         done = steps_done(held)
         check_changes(before, now, changes, done)
@@ -222,9 +222,6 @@ def open_to_resume(directory: Path, before: RunConfig, now: RunConfig, base: Pat
         taken_up = take_up(held, identity_of(now, base), changed, wanted, defaults_of(now, RUN))
         held.sign(taken_up[0])
         return Resumption(held, *taken_up, changes, done, finished)
-    except BaseException:
-        held.close()
-        raise
 
 
 def continued(
@@ -234,19 +231,13 @@ def continued(
 
     Raises UserError, and what `restore` raises; the directory is let go of then.
     """
-    try:
+    with if_it_fails(resumption.held.close):
         say(console, *resumption.lines)
         start = resumption.held.path / SFT / "model"
         begins = config.warm_starts and not resumption.done and start.is_dir()  # else the warm start was stopped
         run = assemble(config, base, given, resumed=True, start=start if begins else None)
-    except BaseException:
-        resumption.held.close()
-        raise
-    try:
+    with if_it_fails(run.close):
         restore(run, resumption, console)
-    except BaseException:
-        run.close()
-        raise
     return run
 
 
@@ -292,13 +283,10 @@ def continue_with(run: Run, directory: Path, console: Console) -> bool:
         before, _, base = resumed_config(directory, given=rewards)
     now = resolved_as(before, run.config, (directory / ROWS).is_file())
     resumption = open_to_resume(directory, before, now, base)
-    try:
+    with if_it_fails(resumption.held.close):
         run.config = now
         say(console, *resumption.lines)
         restore(run, resumption, console)
-    except BaseException:
-        resumption.held.close()
-        raise
     return not resumption.finished
 
 

@@ -24,7 +24,7 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,17 @@ HISTORY, PRODUCTS = "history", ("model", "reward_model")
 SWEPT = ("checkpoints", "checkpoints/frozen", "rollouts", "evaluations", "incidents")
 FOLDERS = (*SWEPT, HISTORY, REPLIES, EVAL_REPLIES, "model/adapter", *PRODUCTS, SFT, "tensorboard")
 """Folders that a run writes into, but wandb/: wandb makes links in it, and oncurve only reads there."""
+
+
+@contextlib.contextmanager
+def if_it_fails(*closes: Callable[[], object]) -> Iterator[None]:
+    """Return a context that calls `closes` in their order where its block ends by an error."""
+    try:
+        yield
+    except BaseException:
+        for close in closes:
+            close()
+        raise
 
 
 class RunDirectory(Closing):
@@ -91,14 +102,9 @@ class RunDirectory(Closing):
         """Write `config.toml`, the last file of a run's beginning: a folder without it is no run."""
         durable.write_file(self.path / CONFIG, config_toml.encode())
 
-    @contextlib.contextmanager
-    def beginning(self) -> Iterator[None]:
+    def beginning(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the run begins; what fails inside leaves nothing of it."""
-        try:
-            yield
-        except BaseException:
-            self.abandon()
-            raise
+        return if_it_fails(self.abandon)
 
     def abandon(self) -> None:
         """Remove the files that `create` made, and close: the run did not begin."""
@@ -152,7 +158,7 @@ class RunDirectory(Closing):
         """
         cls.check_run(path)
         run = cls(path, _locked(path))
-        try:
+        with if_it_fails(run.close):
             wrong = durable.foreign(path, FILES, FOLDERS)
             if wrong:
                 fix = f"put the real files and folders into {path}, or let {path} itself be the link"
@@ -164,9 +170,6 @@ class RunDirectory(Closing):
             if "after" in written and (known := run.identity()) is not None:  # a change is complete, or was never made
                 content = {**known, SIGNATURES: written.get(SIGNATURES, [])}
                 durable.write_file(path / IDENTITY, durable.to_json(content))
-        except BaseException:
-            run.close()
-            raise
         return run
 
     @staticmethod
