@@ -30,9 +30,7 @@ from oncurve.rewards import REWARD_KINDS
 EXAMPLE_NAMES = tuple(REWARD_EXAMPLE_KINDS)
 """Kinds of data that a reward model is trained on."""
 
-HEADER = """\
-# The resolved configuration: every setting of the run. `oncurve {command}` takes this file as a recipe.
-"""
+HEADER = "# The resolved configuration: every setting of the run. `oncurve {command}` takes this file as a recipe.\n"
 
 
 def load_config(

@@ -326,18 +326,12 @@ def check_memory(config: RunConfig) -> list[str]:
     peak = peak_of(variant)
     if peak <= room.available:
         return []
-    count = _processes_here(config)
-    ranks = "" if count == 1 else f" of {count} processes"
     smallest = variant if on_cpu else replace(variant, work=replace(work, micro_tokens=1, rows=1))
     least = peak_of(smallest)
     refused = least > REFUSED * room.available
-    says = (
-        f"the run{ranks} needs about {(least if refused else peak) / 1e9:,.1f} GB, and there are "
-        f"{room.available / 1e9:,.1f} GB ({room.limit}); `oncurve plan` has the details"
-    )
-    if not refused:
-        risk = "may be killed without a word" if on_cpu else "goes on with smaller micro-batches where memory runs out"
-        return [f"warning: {says}; it {risk}"]
-    found = suggestions(smallest, room.available, peak_of=peak_of)
-    smaller = [f"  {suggestion.settings}  about {suggestion.peak / 1e9:,.1f} GB" for suggestion in found]
-    raise ConfigError("\n".join([f"memory: {says}", *(["what makes it smaller:", *smaller] if smaller else [])]))
+    found = suggestions(smallest, room.available, peak_of=peak_of) if refused else []
+    about = {"needed": least if refused else peak, "room": room, "found": found, "count": _processes_here(config)}
+    text = rendered("memory.j2", refused=refused, on_cpu=on_cpu, **about)
+    if refused:
+        raise ConfigError(text)
+    return [text]

@@ -323,9 +323,9 @@ def _build_run(
     eval_prompts = eval_prompts.first(config.eval.limit)
     learner = build_learner(config, loaded, given.reference, teacher)
     rewards.locate = step_locator(loaded.tokenizer)
-    made = build_engine(config, loaded), engine_maker(config, loaded)
+    own, make = build_engine(config, loaded), engine_maker(config, loaded)
     sampling = config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed
-    engine = config.cluster.rollout_engine(*made, *sampling, partial(training_bytes, config))
+    engine = config.cluster.rollout_engine(own, make, *sampling, partial(training_bytes, config))
     engine = with_environment(config, engine, loaded, rewards, host)
     trainer = Trainer(
         trainer_config(config, describe_environment(module_device(loaded.model.module).type)),

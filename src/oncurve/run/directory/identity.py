@@ -16,7 +16,7 @@ import re
 import secrets
 import sys
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -171,7 +171,12 @@ def take_up(
     strange = [name for name, each in records.items() if each.get("run", {}).get("id") != before["id"]]
     refused = [*found.refused, *(f"checkpoints/{name} is a checkpoint of another run" for name in strange)]
     if refused and not changed:
-        raise RunDirectoryError(_cannot_be_exact(held.path, refused))
+        lines = "\n  ".join(refused)
+        raise RunDirectoryError(
+            f"{held.path} cannot be resumed exactly, because what it depends on has changed:\n  {lines}\n"
+            "Undo the change, or accept a resume that is not exact (in Python: changed=True):\n"
+            f"{command('resume', held.path, '--changed')}"
+        )
     kept = {**now, "id": before["id"]}
     differences = [*refused, *found.reported]
     if (differences or notes) and not wanted:
@@ -180,15 +185,6 @@ def take_up(
         held.note(_step(record), differences)
         notes.append("not exact: the run goes on, but not to the same numbers, because " + "; ".join(differences))
     return kept, notes, bool(found.wanted)
-
-
-def _cannot_be_exact(path: Path, refused: Sequence[str]) -> str:
-    lines = "\n  ".join(refused)
-    return (
-        f"{path} cannot be resumed exactly, because what it depends on has changed:\n  {lines}\n"
-        "Undo the change, or accept a resume that is not exact (in Python: changed=True):\n"
-        f"{command('resume', path, '--changed')}"
-    )
 
 
 def steps_done(held: RunDirectory) -> int:
