@@ -95,9 +95,10 @@ def test_families_are_allowed_by_their_prefix_only() -> None:
     metrics = Metrics()
     metrics.add("rewards/correct", torch.tensor([0.0, 1.0]))
     metrics.add("eval/accuracy", 0.25)
-    assert metrics.result() == {"rewards/correct": 0.5, "eval/accuracy": 0.25}
-    for key in ("rewards/", "rewards/<name>", "loss/x", "rewards"):
-        with pytest.raises(KeyError):
+    metrics.add("own/surprise", 3.0)
+    assert metrics.result() == {"rewards/correct": 0.5, "eval/accuracy": 0.25, "own/surprise": 3.0}
+    for key in ("rewards/", "rewards/<name>", "loss/x", "rewards", "own/"):
+        with pytest.raises(KeyError, match="own/NAME"):
             declared(key)
 
 
