@@ -14,7 +14,7 @@ from fakes.tables import table
 from oncurve.advantages import TeacherSettings, teacher_of
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import explain, load_config, plan
-from oncurve.config.rules.completeness import missing
+from oncurve.config.rules.combinations import missing
 from oncurve.forecast.unloaded import teacher_bytes
 from oncurve.models import tiny
 from oncurve.models.loading import loaded_from

@@ -9,8 +9,7 @@ import oncurve
 from fakes.tables import table
 from oncurve import durable
 from oncurve.config.loading import load_config
-from oncurve.config.sentences.equation import explain
-from oncurve.config.sentences.plan import plan
+from oncurve.config.sentences.plan import explain, plan
 from oncurve.learner import ActorCritic
 from oncurve.models import tiny
 from oncurve.report import read_run

@@ -175,7 +175,7 @@ def test_a_rotation_by_the_longest_row_is_in_an_evaluation_afterwards_what_it_wa
         rows = [{"prompt": " ".join(["w3"] * length), "answer": "w3"} for length in lengths]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     reaches: list[int] = []
-    monkeypatch.setattr("oncurve.run.row_lengths.set_reach", lambda module, tokens: reaches.append(tokens))
+    monkeypatch.setattr("oncurve.run.building.set_reach", lambda module, tokens: reaches.append(tokens))
     held_out = {"eval_path": str(tmp_path / "held_out.jsonl"), "prompts_per_step": 2}
     train(
         model=tmp_path / "model",

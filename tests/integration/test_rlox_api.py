@@ -15,7 +15,7 @@ from fakes.project import Said, refused
 from fakes.tables import table
 from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import ConfigError, DataError
-from oncurve.compat.token_settings import SETTING_OF, WITHOUT_MEANING
+from oncurve.compat.token_grpo import SETTING_OF, WITHOUT_MEANING
 from oncurve.config import load_config
 from oncurve.config.arguments import ArgumentError
 from oncurve.config.sections import RUN

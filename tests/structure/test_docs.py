@@ -38,7 +38,7 @@ from oncurve.components import kind_of
 from oncurve.config.layers import PRESETS
 from oncurve.config.loading import load_config
 from oncurve.config.sections import SECTIONS
-from oncurve.config.sentences.equation import explain
+from oncurve.config.sentences.plan import explain
 from oncurve.kl import KL_KINDS, k1, k2, k3, kl_value, ratio_k3
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS
 from oncurve.losses.clipped import clipped_surrogate

@@ -10,13 +10,11 @@ from fakes.tables import table
 from oncurve.base.imports import locate, trusting
 from oncurve.config.layers import PRESETS, RECIPES, SUFFIXES, read_layers, shipped
 from oncurve.config.loading import load_config, to_toml
-from oncurve.config.rules.completeness import missing
-from oncurve.config.rules.without_effect import inert
+from oncurve.config.rules.combinations import inert, missing
 from oncurve.config.schema import Section
 from oncurve.config.sections import SECTIONS, RunConfig
-from oncurve.config.sentences.equation import explain
 from oncurve.config.sentences.keys import meanings as meanings_of
-from oncurve.config.sentences.plan import plan
+from oncurve.config.sentences.plan import explain, plan
 from oncurve.data import InMemory, load_rows
 from oncurve.rewards import REWARD_KINDS
 from oncurve.run.commands.reward_models import REWARD_MODEL

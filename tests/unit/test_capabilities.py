@@ -20,7 +20,7 @@ from oncurve.base.errors import ConfigError, DataError
 from oncurve.batching import collate
 from oncurve.components import Component, Equation, described, stated
 from oncurve.config import load_config
-from oncurve.config.sentences.equation import explain
+from oncurve.config.sentences.plan import explain
 from oncurve.data import DataSettings, Rows, load_rows
 from oncurve.kl import Estimator, k2, kl_value
 from oncurve.learner import LearnerConfig, LocalLearner

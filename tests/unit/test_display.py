@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from fakes.metric_names import named
-from oncurve.demo.lesson import show_before_after, show_group
+from oncurve.demo.show import show_before_after, show_group
 from oncurve.display import Progress, one_line
 from oncurve.types import Completion, Group, Prompt, Score
 

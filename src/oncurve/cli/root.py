@@ -19,7 +19,6 @@ from oncurve.base.errors import ConfigError, OncurveError, UserError, command, n
 from oncurve.base.imports import only_looking, trusting
 from oncurve.base.output import Terminal, complain, installed, own_process, say
 from oncurve.base.paths import permitted, working_directory
-from oncurve.cli.dialects import config_of_file, train_by_verl
 from oncurve.cli.groups import (
     RECIPE,
     Data,
@@ -30,15 +29,18 @@ from oncurve.cli.groups import (
     Reward,
     Trust,
     config_app,
+    config_of_file,
     configured,
     data_app,
     exit_with,
     reward_app,
     reward_model_app,
     show,
+    show_command,
+    train_by_verl,
+    view_command,
 )
 from oncurve.cli.help import CommandWithExamples
-from oncurve.cli.looking import show_command, view_command
 
 
 class _Interrupted(Exception):  # noqa: N818 - it is no error

@@ -1,14 +1,37 @@
-"""A translation as a recipe to read and keep: TOML, with a comment at each setting that says where it comes from."""
+"""A translation as the configuration of a run, and as a recipe to read and keep.
+
+The recipe is TOML, with a comment at each setting that says where it comes from. What is wrong with the configuration
+is said with the user's own keys.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.dialect import MANY, Line, Translation
+from oncurve.config import RunConfig, load_config, tables_of
+
+
+def config_of(
+    translation: Translation, overrides: Iterable[str] = (), arguments: Mapping[str, object] | None = None
+) -> tuple[RunConfig, Path]:
+    """Return the configuration that a translation describes, and the folder that its relative paths start in.
+
+    `overrides` are words of oncurve, like `"kl.coef=0.01"`, and win; `arguments` are settings that it lacks.
+
+    Raises ConfigError for what `load_config` refuses, each line with the tool's key that the setting comes from.
+    """
+    try:
+        return load_config(None, overrides, settings=tables_of(arguments or {}, translation.settings))
+    except ConfigError as error:
+        raise ConfigError(translation.explained(str(error))) from None
+
 
 WIDTH = 120
 

@@ -3,12 +3,17 @@
 The arguments, their order and the metrics are those of rlox's `GRPO`; the algorithm is oncurve's `grpo` preset
 (clipped, k3, masked beyond the end of a completion) unless `preset = "rlox"` asks for rlox's own (reinforce, k1), which
 `oncurve.compat.rlox.GRPO` does. In either, the prompt's tokens are never trained.
+
+The settings of a run by `oncurve.GRPO`: the setting of each argument, and the settings that it does not use.
+
+An argument is a setting by another name (`SETTING_OF`), so that the same value in `settings` is the same run.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -18,9 +23,20 @@ from typing import Any, ClassVar, Concatenate, ParamSpec
 import torch
 from torch import Tensor, nn
 
-from oncurve.base.errors import ConfigError, DataError, RewardError
-from oncurve.compat.token_settings import OTHER_NAMES, SETTING_OF, config_of
-from oncurve.config import check_argument_names
+from oncurve.advantages import needs_of
+from oncurve.base.errors import ConfigError, DataError, RewardError, refuse
+from oncurve.components import Component
+from oncurve.config import (
+    RUN,
+    Layer,
+    RunConfig,
+    check_argument_names,
+    check_config,
+    inert_rules,
+    load,
+    read_layers,
+    tables_of,
+)
 from oncurve.data import Counts
 from oncurve.learner import check_learner
 from oncurve.machine.threads import prepare_process
@@ -32,6 +48,80 @@ from oncurve.rollout import check_token_ids, sample
 from oncurve.run import credit_of, trainer_config
 from oncurve.trainer import Groups, OuterLoop, ReferenceSchedule, StepResult, Trainer, TrainerState
 from oncurve.types import Group, Prompt, Score
+
+_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+SETTING_OF: dict[str, str] = _TABLES["setting_of"]
+"""The setting of each argument."""
+
+OTHER_NAMES = {name: argument for argument, names in _TABLES["other_names"].items() for name in names}
+
+WITHOUT_MEANING: dict[str, str] = _TABLES["without_meaning"]
+"""Settings and sections that a run by `GRPO` does not use, and why; giving one is an error."""
+
+
+def settings_of(
+    values: Mapping[str, Any], said: frozenset[str], preset: str, settings: Mapping[str, Any] | None
+) -> RunConfig:
+    """Return the settings of a run: given values, over the preset, over the defaults of other arguments."""
+    tables = tables_of({SETTING_OF[name]: value for name, value in values.items() if name in said}, settings)
+    chosen_here = _given_keys(tables)
+    _refuse_unused(chosen_here)
+    layers = [(layer.name, _keys(layer)) for layer in read_layers(preset)[0]]
+    for name, keys in layers:
+        if not name.startswith("preset "):  # a recipe of the user's
+            _refuse_unused(keys)
+    # The preset "grpo" is the class defaults, written out: it chooses nothing.
+    chosen = {key for name, keys in layers if name != "preset grpo" for key in keys}
+    left_out = [name for name in values if name not in said and SETTING_OF[name] not in chosen]
+    for name in left_out:
+        section, _, key = SETTING_OF[name].partition(".")
+        table = tables.setdefault(section, {})
+        if isinstance(table, dict):
+            table.setdefault(key, values[name])
+    config, _, _ = load(RUN, preset, settings=tables)
+    if config.iterative.steps:
+        raise ConfigError(
+            f"preset {preset!r}: an iteration ends with the training of a reward model, and here reward_fn is the "
+            "reward; use oncurve.train, or for the moving reference alone preset='grpo_paper' with "
+            f"settings={{'reference': {{'every': {config.iterative.steps}}}}}"
+        )
+    if config.filter.dynamic_sampling:
+        raise ConfigError(f"preset {preset!r}: {WITHOUT_MEANING['filter.dynamic_sampling']}; use oncurve.train")
+    if "steps" in needs_of(config.advantage):
+        raise ConfigError(
+            'advantage.kind: "process" needs rewards of steps, and reward_fn gives one number for all of them; '
+            "use oncurve.train with a reward that scores steps, or another preset"
+        )
+    prompts = max(config.data.prompts_per_step, config.learner.minibatches)  # train_step checks their number
+    config = config.model_copy(update={"data": config.data.model_copy(update={"prompts_per_step": prompts})})
+    check_config(config)
+    lost = [(key, rule.reason) for rule in inert_rules(config) for key in rule.keys if key in chosen_here]
+    refuse(f"{key}: set to no effect: {reason}" for key, reason in lost)  # there is no plan to print it
+    return config
+
+
+def _keys(layer: Layer) -> list[str]:
+    return [".".join(map(str, path)) for path, _ in layer.assignments]
+
+
+def _given_keys(tables: Mapping[str, Any]) -> list[str]:
+    """Return the keys of tables, as `"section.key"`; the section alone where it is no table."""
+    keys = list[str]()
+    for section, table in tables.items():
+        if isinstance(table, (Mapping, Component)):
+            names = table.model_fields_set if isinstance(table, Component) else table
+            keys += [f"{section}.{name}" for name in names]
+        else:
+            keys.append(section)
+    return keys
+
+
+def _refuse_unused(keys: Iterable[str]) -> None:
+    """Raise ConfigError with a line for each of `keys` that a run by `GRPO` does not use."""
+    reasons = {key: WITHOUT_MEANING.get(key.partition(".")[0]) or WITHOUT_MEANING.get(key) for key in keys}
+    refuse(f"{key}: set to no effect: {reason}" for key, reason in reasons.items() if reason is not None)
+
 
 P = ParamSpec("P")
 
@@ -124,7 +214,7 @@ class GRPO:
             "eos_ids": tuple(eos_ids) if isinstance(eos_ids, Iterable) else eos_ids,
             "seed": seed,
         }
-        self.config = config_of(values, self._said, self.preset if preset is None else preset, settings)
+        self.config = settings_of(values, self._said, self.preset if preset is None else preset, settings)
         self.callbacks, self.logger = _hooked(callbacks), logger
         if logger is not None and not callable(getattr(logger, "on_train_step", None)):
             raise ConfigError(f"logger: expected an object with on_train_step(step, metrics), got {logger!r:.60}")

@@ -50,16 +50,20 @@ if TYPE_CHECKING:
         try_rewards as try_rewards,
     )
     from oncurve.config.rules.combinations import (
+        check_complete as check_complete,
         check_config as check_config,
         inert_rules as inert_rules,
     )
-    from oncurve.config.rules.completeness import check_complete as check_complete
     from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section
     from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig
-    from oncurve.config.sentences.equation import explain as explain
-    from oncurve.config.sentences.facts import AdapterFacts as AdapterFacts, RunFacts as RunFacts
     from oncurve.config.sentences.keys import explain_key as explain_key
-    from oncurve.config.sentences.plan import plan as plan, sentences_of as sentences_of
+    from oncurve.config.sentences.plan import (
+        AdapterFacts as AdapterFacts,
+        RunFacts as RunFacts,
+        explain as explain,
+        plan as plan,
+        sentences_of as sentences_of,
+    )
     from oncurve.config.starting import write_recipe as write_recipe
     from oncurve.config.trust import (
         MADE_HERE as MADE_HERE,

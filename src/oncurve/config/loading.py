@@ -20,8 +20,7 @@ from oncurve.base.output import complain
 from oncurve.base.paths import working_directory
 from oncurve.components import Component, component_class, kind_of, leaf_types, nested_in
 from oncurve.config.layers import Layer, from_mapping, from_overrides, read_layers
-from oncurve.config.rules.combinations import check_config
-from oncurve.config.rules.without_effect import check_inert
+from oncurve.config.rules.combinations import check_config, check_inert
 from oncurve.config.schema import IN_MEMORY, Config, Schema, Section
 from oncurve.config.sections import RUN, RunConfig
 from oncurve.config.trust import brought, check_trust

@@ -2,11 +2,12 @@
 
 from oncurve.display.card import run_card as run_card
 from oncurve.display.progress import Progress as Progress
-from oncurve.display.screen import Screen as Screen, say as say
-from oncurve.display.text import (
+from oncurve.display.screen import (
+    Screen as Screen,
     is_plain as is_plain,
     one_line as one_line,
     printable as printable,
+    say as say,
     sparkline as sparkline,
     wrapped as wrapped,
 )

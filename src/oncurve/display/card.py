@@ -1,39 +1,60 @@
 """A run in a notebook's cell: a bar, a small table and a curve of each of the numbers that matter.
 
 The colours are those of the page around it, light or dark. Every text is escaped.
+
+One output of a notebook's cell that is updated in place. IPython is looked for, and never imported elsewhere.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from oncurve.display.text import piece_means
+from oncurve.display.screen import piece_means
 from oncurve.metrics import share, short
 from oncurve.report import rendered
 
-FIELDS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("completions/length", "length", partial(short, zeros=True)),
-    ("turns/mean", "turns", partial(short, zeros=True)),
-    ("policy/kl", "KL", partial(short, zeros=True)),
-    ("policy/entropy", "entropy", partial(short, zeros=True)),
-    ("groups/constant", "constant groups", share),
-    ("tokens/per_second", "tokens/s", short),
-    ("completions/truncated", "cut off", share),
-    ("tools/errors", "tool errors", short),
-    ("completions/invalid", "invalid", short),
-    ("optim/updates_skipped", "updates skipped", short),
-)
-"""What a step shows after the reward: a metric, its label, how its value is written."""
 
-TROUBLE = frozenset({"completions/truncated", "tools/errors", "completions/invalid", "optim/updates_skipped"})
-"""Those that are shown only above 0."""
+def in_notebook() -> bool:
+    """Return whether this process is a notebook's kernel, whose cells show HTML; an IPython terminal is none."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
 
-_FIRST: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("reward/mean", "reward", partial(short, zeros=True)),
-    ("eval/accuracy", "accuracy, held out", share),
+
+class Cell:
+    """An output of the running cell. `show` makes it, and replaces what it shows from then on."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, html: str, text: str) -> None:
+        """Show `html`; `text` stands for it where HTML cannot be shown. A front end that is gone is no error."""
+        from IPython.display import display
+
+        shown = {"text/html": html, "text/plain": text}
+        with suppress(Exception):
+            if self._handle is None:
+                self._handle = display(shown, raw=True, display_id=True)
+            else:
+                self._handle.update(shown, raw=True)
+
+
+Field = tuple[str, str, Callable[[float], str]]
+"""A metric, its label, how its value is written."""
+
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_FORMS = {"share": share, "short": short, "number": partial(short, zeros=True)}
+_FIRST, FIELDS = (
+    [(row["metric"], row["label"], _FORMS[row["form"]]) for row in _TABLES[name]] for name in ("first", "fields")
 )
+TROUBLE = frozenset(row["metric"] for row in _TABLES["fields"] if row.get("trouble"))
 _WIDE, _HIGH = 150, 22
 
 

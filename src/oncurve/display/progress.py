@@ -14,10 +14,8 @@ from rich.live import Live
 from rich.text import Text
 
 from oncurve.base import output
-from oncurve.display.card import FIELDS, TROUBLE, run_card
-from oncurve.display.notebook import Cell, in_notebook
-from oncurve.display.screen import Screen
-from oncurve.display.text import clock, is_plain, printable, sparkline, wrapped
+from oncurve.display.card import FIELDS, TROUBLE, Cell, in_notebook, run_card
+from oncurve.display.screen import Screen, clock, is_plain, printable, sparkline, wrapped
 from oncurve.metrics import share, short
 
 PLAIN_LINES = 60  # a longer run prints every second, third, ... step

@@ -1,4 +1,8 @@
-"""Rules of what the policy writes: lengths that collapse or grow, and suspects of reward hacking."""
+"""Rules of what the policy writes, of its episodes, and of what a run costs.
+
+Lengths that collapse or grow, and suspects of reward hacking; endings at a limit, tools that fail, turns that are never
+rewarded; rewards that fail, phases that take too long, memory near its limit.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,90 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from oncurve.doctor.case import MOST, Case, such_as
+
+FAULTS = 0.1
+"""The share of completions without a usable reward from which the reward is broken."""
+
+WAITING, CROWDED = 0.5, 1 / 3
+"""The share of a step's time spent waiting for rewards, and on the run queue (per thread), from which it is a hint."""
+
+
+def reward_faults(case: Case) -> str | None:
+    prompts, size = case.setting("data.prompts_per_step"), case.setting("rollout.group_size")
+    invalid = case.total("completions/invalid")
+    if not invalid or not isinstance(prompts, int) or not isinstance(size, int):
+        return None
+    sampled = case.total("groups/sampled") * size or case.span * prompts * size
+    if invalid < FAULTS * sampled:
+        return None
+    return f"{invalid:.0f} of the last {sampled:.0f} completions have no usable reward"
+
+
+def _share_of_step(case: Case, key: str) -> float:
+    part, step = case.mean(key), case.mean("time/step")
+    return part / step if part is not None and step else 0.0
+
+
+def slow_rewards(case: Case) -> str | None:
+    share = _share_of_step(case, "time/reward")
+    if share < WAITING:
+        return None
+    return f"In the last {case.span} steps {share:.0%} of the time is spent waiting for rewards (time/reward)"
+
+
+def crowded_processors(case: Case) -> str | None:
+    threads = case.setting("run.threads")
+    share = _share_of_step(case, "time/processor_wait") / (threads if isinstance(threads, int) else 1)
+    if share < CROWDED:
+        return None
+    waited = f"threads waited for a processor {share:.2g} seconds per second of a step (time/processor_wait)"
+    return f"In the last {case.span} steps {waited}"
+
+
+def memory_near_limit(case: Case) -> str | None:
+    repeated, peak = case.total("optim/out_of_memory"), case.last("memory/peak_bytes", 1)
+    if repeated:
+        return f"In the last {case.span} steps {repeated:.0f} updates ran out of memory and were repeated"
+    if not peak or not case.memory or peak[0] < MOST * case.memory:
+        return None
+    return f"The peak is {peak[0] / 2**30:.3g} GiB of {case.memory / 2**30:.3g} GiB, {peak[0] / case.memory:.0%}"
+
+
+MANY, FAILING, BROKEN = 0.5, 0.8, 0.1
+"""The shares of episodes at the limit, of failing calls, of episodes without a reward, from which a rule holds."""
+
+
+def turns_run_out(case: Case) -> str | None:
+    share = case.mean("turns/limit")
+    if share is None or share < MANY:
+        return None
+    return f"{share:.0%} of the episodes are not over when they have had the most turns (environment.max_turns)"
+
+
+def tools_fail(case: Case) -> str | None:
+    calls, errors = case.mean("tools/calls"), case.mean("tools/errors")
+    if not calls or errors is None or errors < FAILING * calls:
+        return None
+    return f"{errors / calls:.0%} of the tool calls get an error"
+
+
+def no_tool_calls(case: Case) -> str | None:
+    calls = case.mean("tools/calls")
+    return "No completion has a tool call that can be read" if calls == 0 else None
+
+
+def no_turn_rewarded(case: Case) -> str | None:
+    advantage = case.settings.get("advantage", {})
+    by_turn = isinstance(advantage, Mapping) and advantage.get("kind") == "process"
+    return "No turn has had a reward other than 0" if by_turn and case.mean("turns/rewarded") == 0 else None
+
+
+def environment_fails(case: Case) -> str | None:
+    faults, invalid = case.mean("environment/faults"), case.mean("completions/invalid")
+    if not faults or not invalid or faults < BROKEN * invalid:
+        return None
+    return f"In {faults:.3g} episodes per step the environment failed, and they are not trained"
+
 
 SHRUNK, GREW = 0.25, 2.0
 """The mean length as a multiple of that of the first steps, from which a rule of lengths holds."""

@@ -17,29 +17,29 @@ import torch
 from oncurve.base.errors import ConfigError, ModelError, UserError, shown, suggest
 from oncurve.base.paths import usable_path
 from oncurve.config import RunConfig
-from oncurve.forecast.cluster import Layout, on_one_host, shard_peak
 from oncurve.forecast.counting import floors
 from oncurve.forecast.machines import AvailableMemory, Machine, machine, memory_here, parse_quantity
-from oncurve.forecast.memory import Variant
-from oncurve.forecast.meter import MemoryMeter, measure_machine, tidy
+from oncurve.forecast.memory import Variant, on_one_host, shard_peak
 from oncurve.forecast.outlook import Forecast, suggestions
-from oncurve.forecast.rehearsal import Parts
+from oncurve.forecast.rehearsal import MemoryMeter, Parts, measure_machine, tidy
 from oncurve.forecast.scaling import rehearse_and_scale
 from oncurve.forecast.shapes import MODELS, ModelShape, StepWork, shape_of, shape_of_size
 from oncurve.forecast.unloaded import (
     ASSUMED_PROMPT,
+    count_parameters,
     demonstration_lengths,
     prompt_lengths,
     read_model_config,
     reward_model_bytes,
     room_for_prompts,
     teacher_bytes,
+    with_adapter,
 )
-from oncurve.forecast.variants import count_parameters, with_adapter
 from oncurve.learner import gives_values
 from oncurve.machine.threads import prepare_process
 from oncurve.models import LoraSettings
 from oncurve.models.loading import DTYPES, said_by
+from oncurve.report import rendered
 
 UNIMPORTED = 150e6
 """What a process still takes for libraries and their first use after the commands have been imported."""
@@ -224,23 +224,9 @@ def _on_this_machine(
 
 def _not_counted(config: RunConfig) -> list[str]:
     """Return notes on what neither the seconds nor the bytes have in them."""
-    name, rounds, turns = type(config.learner).__name__, config.filter.max_rounds, config.environment.max_turns
-    notes = {
-        "what the critic's values and updates take is not in the step time": gives_values(config.critic),
-        "what the teacher's scoring takes is not in the step time": teacher_bytes(config, "bfloat16") > 0,
-        "what the reward model's training takes between iterations is not in the step time": config.iterative.steps > 0,
-        f"episodes are taken to have {turns} turns (environment.max_turns), each of which computes its row again "
-        "(prefill), and rollout.max_new_tokens tokens with what the environment says": config.environment.present,
-        "how long environments make decoding wait is not known, and not in the step time: environment/wait_seconds of "
-        "a run says it": config.environment.present,
-        "reward workers are processes of their own: their memory and time are not counted": bool(config.rewards),
-        "the step time is that of one round of sampling; with filter.dynamic_sampling a step may have "
-        f"{rounds}": config.filter.dynamic_sampling,
-        f"the forecast is of the built-in learner with these settings: the needs of {name} are not known": (
-            not config.learner.built_in
-        ),
-    }
-    return [note for note, holds in notes.items() if holds]
+    critic, teacher = gives_values(config.critic), teacher_bytes(config, "bfloat16") > 0
+    named = {"critic": critic, "teacher": teacher, "learner": type(config.learner).__name__}
+    return rendered("forecast_notes.j2", c=config, **named).splitlines()
 
 
 def _of_all_processes(plan: Forecast, config: RunConfig) -> Forecast:
@@ -265,9 +251,7 @@ def _of_all_processes(plan: Forecast, config: RunConfig) -> Forecast:
 
 def _peak_of(config: RunConfig) -> Callable[[Variant], float]:
     """Return the bytes that the processes of `config` need on this machine, which has a CPU, by variant."""
-    cluster = config.cluster.facts
-    layout = Layout(cluster.processes, cluster.workers, cluster.divided, cluster.lag)
-    return lambda variant: on_one_host(variant, layout, apart=not cluster.on_this_machine)
+    return lambda variant: on_one_host(variant, config.cluster.facts)
 
 
 def _peak_alone(variant: Variant) -> float:
@@ -302,8 +286,7 @@ def training_bytes(config: RunConfig) -> float:
         return math.inf
     cluster, nothing_kept = config.cluster.facts, AvailableMemory(0.0, "")
     variant = _variant(config, shape, work, config.model.precision()[0], CONTEXT, nothing_kept)
-    layout = Layout(cluster.processes, cluster.workers, cluster.divided, cluster.lag)
-    known = shard_peak(variant, layout) if cluster.divided else variant.memory().phases["training"]
+    known = shard_peak(variant, cluster) if cluster.divided else variant.memory().phases["training"]
     return known if config.learner.built_in else math.inf
 
 

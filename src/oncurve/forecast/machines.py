@@ -1,7 +1,7 @@
 """The machine: its rates by name or by measurement, and its memory.
 
-The limits of `counting` need three numbers of a machine. On this machine they are measured (`meter`), and its memory is
-the smallest of all limits.
+The limits of `counting` need three numbers of a machine. Here they are measured (`rehearsal`), and its memory
+is the smallest of all limits.
 """
 
 from __future__ import annotations

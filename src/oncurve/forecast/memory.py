@@ -14,6 +14,24 @@ A run holds its state throughout, and the memory of one phase at a time:
     export       the largest tensor in float32: the files are written a tensor at a time
 
 The peak is the sum of the process before the model, the state, and the largest phase.
+
+The memory of all processes of `[cluster]` on one machine with a CPU, where copies are forked.
+
+`sharding = "replicate"`: each rank holds what one process holds. `"fsdp"`, with N parameters, R ranks and weights of w
+bytes:
+
+    parameters      4·N / R, the float32 shard, which is the master; with an adapter of n, (w·N + 4·n) / R
+    optimizer       moments·N / R                    gradients   4·N / R; with an adapter n in the place of N
+    reference       N / R·w; none where it is the model with its adapter off
+    teacher         its bytes / R; rank 0 has it whole at the start
+    gathered        w·3 layers, and (w + 4)·(what is outside the layers): whole while they compute, with their gradient;
+                    with an adapter, where no gradient of them is sent, w·2 layers, and w·(what is outside);
+                    for the exact KL w·(what is outside) of a reference with weights of its own, too
+    copy            (N + n)·w on rank 0, which is sent to the workers or samples; with a lag, lag + 2 times more for the
+                    versions that wait
+
+Activations, head and workspace are those of one process: each rank computes passes of as many tokens. A worker holds
+the weights, keys and values, and what sampling takes. GPUs are not measured, so they are not counted.
 """
 
 from __future__ import annotations
@@ -22,6 +40,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from oncurve.cluster import ClusterFacts
 from oncurve.forecast.shapes import ModelShape, StepWork
 from oncurve.models.head import ACCELERATOR_WORKSPACE_BYTES, FROZEN_KEPT_BYTES, KEPT_BYTES, WORKSPACE_BYTES
 from oncurve.models.layers import prepacked_bytes
@@ -241,3 +260,55 @@ class Variant:
             "export": state + staying + 4.0 * shape.head,
         }
         return Memory(parts, phases)
+
+
+FORKED = 35e6
+"""What a rank has of its own before it has a part of the model, where it is forked: the rest is its nursery's. Measured
+(`bench/results/cluster_fsdp_38M.json`)."""
+
+
+def shard_peak(variant: Variant, cluster: ClusterFacts, first: bool = True) -> float:
+    """Return the peak of one rank of several that divide the model. `first`: of rank 0, which has the copy that workers
+    get, or samples itself."""
+    shape, width, whole = variant.shape, variant.width, variant.memory()
+    parts, frozen = whole.parts, shape.parameters if shape.adapter else 0
+    layer = (shape.parameters + shape.adapter - shape.outside_layers) / shape.layers
+    layers, sent = (2, 0) if frozen else (3, 4)
+    gathered = width * layers * layer + (width + sent) * shape.outside_layers
+    optimizer = parts["optimizer"] / cluster.processes
+    state = parts["process"] if first or not variant.on_cpu else FORKED
+    state += (4.0 * shape.trained + width * frozen) / cluster.processes + optimizer + parts["reward_models"]
+    state += (parts["reference"] + parts["teacher"]) / cluster.processes
+    state += variant.weights + versions_bytes(variant, cluster) if first else 0.0
+    training = parts["gradients"] / cluster.processes + gathered + parts["activations"] + parts["head_and_workspace"]
+    export = 4.0 * shape.head
+    samples = export + whole.phases["rollout"] - whole.phases["export"] if first and not cluster.workers else 0.0
+    start = parts["teacher"] - optimizer if first else 0.0
+    return state + max(training, export, samples, start)
+
+
+def versions_bytes(variant: Variant, cluster: ClusterFacts) -> float:
+    """Return the bytes of the versions that wait with a lag, with the newest and the one that is being written."""
+    return (cluster.lag + 2.0) * variant.width * variant.shape.trained if cluster.lag else 0.0
+
+
+def on_one_host(variant: Variant, cluster: ClusterFacts) -> float:
+    """Return the bytes of all processes of a cluster; of rank 0 alone where the others are on other machines.
+
+    Ranks and workers are each forked from a process with the model, which stays; of an adapter's base model there is
+    one for all processes of a kind. The process that ranks with shards are forked from has no model.
+    """
+    memory = variant.memory()
+    whole, more = memory.parts["parameters"], cluster.processes - 1
+    shared = whole if variant.shape.adapter else 0.0
+    if cluster.divided:
+        first = shard_peak(variant, cluster)
+        others = more * shard_peak(variant, cluster, first=False) + (variant.process if more else 0.0)
+    else:
+        first = memory.peak + versions_bytes(variant, cluster)
+        others = more * (memory.phases["training"] - shared) + whole if more else 0.0
+    if not cluster.on_this_machine:
+        return first
+    if not cluster.workers:
+        return first + others
+    return first + others + cluster.workers * (whole - shared + 1.25 * memory.parts["keys_and_values"]) + whole

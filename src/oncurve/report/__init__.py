@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.report.evaluations import EvaluationFiles as EvaluationFiles
     from oncurve.report.groups import answer_column as answer_column, answer_of_row as answer_of_row
     from oncurve.report.index import RolloutIndex as RolloutIndex
-    from oncurve.report.page import render_report as render_report, write_report as write_report
+    from oncurve.report.page import (
+        Page as Page,
+        ShownGroups as ShownGroups,
+        charts_page as charts_page,
+        render_report as render_report,
+        report_page as report_page,
+        write_report as write_report,
+    )
     from oncurve.report.records import (
         RunRecord as RunRecord,
         group_record as group_record,
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
     )
     from oncurve.report.rollouts import (
         TOKENS as TOKENS,
+        EvaluationFiles as EvaluationFiles,
         RolloutFiles as RolloutFiles,
         steps_in_words as steps_in_words,
     )
@@ -32,12 +39,6 @@ if TYPE_CHECKING:
         most_changed as most_changed,
         show_text as show_text,
         table as table,
-    )
-    from oncurve.report.shown import (
-        Page as Page,
-        ShownGroups as ShownGroups,
-        charts_page as charts_page,
-        report_page as report_page,
     )
     from oncurve.report.templates import rendered as rendered
     from oncurve.report.tokens import Pieces as Pieces, packed_tokens as packed_tokens

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from oncurve.report.records import RunRecord
@@ -12,16 +14,10 @@ from oncurve.steps import pieces
 GROUPS_SHOWN = 2  # from the first step, and as many from the last
 COMPLETIONS_SHOWN = 8
 LONGEST_TEXT = 6000  # characters of a prompt or completion on the page; rollouts/ has all of it
-ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "target", "label")
-ENDINGS = {
-    "eos": "end token",
-    "stop": "stop string",
-    "length": "cut off at the limit",
-    "given": "demonstration",
-    "budget": "no room for a reply",
-    "turns": "environment.max_turns reached",
-    "environment": "ended by the environment",
-}
+
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+ENDINGS: dict[str, str] = TABLES["endings"]
+"""The ways in which a completion ends, in words."""
 
 
 def shown_groups(run: RunRecord, steps: Sequence[int]) -> list[dict[str, Any]]:
@@ -54,7 +50,7 @@ def answer_column(settings: Mapping[str, Any]) -> str | None:
 
 def answer_of_row(columns: Mapping[str, Any], named: str | None) -> str | None:
     """Return the text of the column `named`, or of the first that usually has the right answer; None without one."""
-    values = (columns.get(column) for column in filter(None, (named, *ANSWER_COLUMNS)))
+    values = (columns.get(column) for column in filter(None, (named, *TABLES["answer_columns"])))
     return next((str(each) for each in values if isinstance(each, (str, int, float)) and str(each).strip()), None)
 
 

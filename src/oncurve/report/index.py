@@ -17,8 +17,18 @@ import numpy as np
 from safetensors import SafetensorError
 
 from oncurve import durable
-from oncurve.report.rollouts import INDEX, TOKENS, RolloutFiles
-from oncurve.report.rows import Columns, members, packed, parsed, record_at, rows_of, texts_in
+from oncurve.report.rollouts import (
+    INDEX,
+    TOKENS,
+    Columns,
+    RolloutFiles,
+    members,
+    packed,
+    parsed,
+    record_at,
+    rows_of,
+    texts_in,
+)
 from oncurve.report.tokens import TokenFile
 
 _MOST_CACHED_GROUPS = 200_000

@@ -10,11 +10,10 @@ from urllib.parse import quote
 
 from oncurve.base.errors import ConfigError, RunDirectoryError
 from oncurve.base.output import visible
-from oncurve.report.evaluations import EvaluationFiles, compared
 from oncurve.report.groups import ENDINGS, text_of
 from oncurve.report.index import RolloutIndex
 from oncurve.report.records import read_run
-from oncurve.report.rollouts import steps_in_words
+from oncurve.report.rollouts import EvaluationFiles, compared, steps_in_words
 from oncurve.report.templates import figure, one_line, rendered
 
 MOST_CHANGED = 5

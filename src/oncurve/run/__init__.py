@@ -15,11 +15,16 @@ if TYPE_CHECKING:
     from oncurve.run.api import resume as resume, sft as sft, train as train
     from oncurve.run.arguments import (
         CommonSettings as CommonSettings,
+        command_config as command_config,
         data_arguments as data_arguments,
         environment_arguments as environment_arguments,
+        free_directory as free_directory,
         reward_arguments as reward_arguments,
+        sft_config as sft_config,
+        words_for as words_for,
     )
     from oncurve.run.assembly import Overrides as Overrides, Run as Run, assemble as assemble
+    from oncurve.run.building import held_out_loss as held_out_loss
     from oncurve.run.commands.data_check import check_data_of as check_data_of
     from oncurve.run.commands.evaluation import evaluate_target as evaluate_target, prompts_from as prompts_from
     from oncurve.run.commands.exporting import (
@@ -27,21 +32,15 @@ if TYPE_CHECKING:
         export_run as export_run,
         push_export as push_export,
     )
-    from oncurve.run.commands.first_run import (
-        command_config as command_config,
-        sft_config as sft_config,
-        words_for as words_for,
-    )
     from oncurve.run.commands.reward_check import check_rewards_of as check_rewards_of
-    from oncurve.run.commands.reward_labels import label_samples as label_samples
     from oncurve.run.commands.reward_models import (
+        label_samples as label_samples,
         load_reward_recipe as load_reward_recipe,
         train_reward_model as train_reward_model,
     )
     from oncurve.run.continuing import continue_with as continue_with
     from oncurve.run.directory.folder import RunDirectory as RunDirectory
     from oncurve.run.directory.listing import find_runs as find_runs, list_runs as list_runs, table_of as table_of
-    from oncurve.run.directory.naming import free_directory as free_directory
     from oncurve.run.loop import credit_of as credit_of, order_of as order_of, trainer_config as trainer_config
     from oncurve.run.session import (
         create_directory as create_directory,
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     )
     from oncurve.run.tracking import check_tracking as check_tracking
     from oncurve.run.trained import TrainedRun as TrainedRun
-    from oncurve.run.warm_start import held_out_loss as held_out_loss
 
 
 __getattr__, __all__ = lazily(__name__)

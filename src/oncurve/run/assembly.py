@@ -35,11 +35,18 @@ from oncurve.reward_models import Iterations
 from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine, check_token_ids
 from oncurve.run.building import (
+    begun_at,
     build_engine,
     build_learner,
+    demonstrations_of,
     engine_maker,
     first_episode,
+    fix_reach,
+    held_out_loss,
     host_of,
+    load_teacher,
+    opened,
+    read_tokenizer,
     shows_tools,
     with_environment,
 )
@@ -48,9 +55,6 @@ from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environ
 from oncurve.run.evaluating import evaluate_policy, results_by_problem
 from oncurve.run.iterations import LabellingInputs, iterations, step_locator
 from oncurve.run.loop import credit_of, groups_of, trainer_config
-from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer
-from oncurve.run.teaching import load_teacher
-from oncurve.run.warm_start import begun_at, demonstrations_of, held_out_loss
 from oncurve.trainer import (
     Checkpoints,
     Recorder,

@@ -1,4 +1,4 @@
-"""The learner and the engine of a run, from its settings."""
+"""The parts of a run, from its settings: learner and engine, prompts and demonstrations, teacher and episodes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,144 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from oncurve.advantages import teacher_of
 from oncurve.base.errors import ConfigError, DataError
+from oncurve.batching import collate
 from oncurve.components import lacking
 from oncurve.config import RunConfig
-from oncurve.data import Prompts, Rows, filled_prompt, prompt_columns
+from oncurve.data import (
+    DemonstrationRows,
+    Demonstrations,
+    Prompts,
+    Rows,
+    filled_prompt,
+    open_demonstrations,
+    open_prompts,
+    prompt_columns,
+)
 from oncurve.environments import Dialogue, EpisodeEngine, Host, asked, rehearsed
+from oncurve.forecast import read_model_config, room_for_prompts, stored_tokenizer
 from oncurve.learner import Learner, check_learner
-from oncurve.models import LoadedModel
-from oncurve.models.loading import has_template
+from oncurve.models import CausalModel, LoadedModel, LoraSettings
+from oncurve.models.layers import reach_of, set_reach, stated_positions
+from oncurve.models.loading import ADAPTER, ModelConfig, has_template
+from oncurve.ops import masked_mean
 from oncurve.rewards import RewardSet
 from oncurve.rollout import RolloutEngine
-from oncurve.types import Prompt
+from oncurve.types import Group, Prompt, Score
+
+
+def demonstrations_of(
+    found: DemonstrationRows, config: RunConfig, loaded: LoadedModel
+) -> tuple[Demonstrations, Demonstrations]:
+    """Return the demonstrations of `[sft]` to train on and the held-out ones, as the loaded model reads them.
+
+    Raises DataError, with its place, for a row that is none.
+    """
+    sft, longest = config.sft, min(filter(None, (loaded.model.longest_row, config.sft.max_length)), default=None)
+
+    def opened(rows: Rows) -> Demonstrations:
+        prompts = Prompts(rows, found.settings, loaded.tokenizer)
+        made = Demonstrations(prompts, loaded.eos_ids, found.whole or sft.train_on_prompts)
+        return open_demonstrations(made, longest, config.data.overlong == "drop", loaded.vocabulary)
+
+    return opened(found.train), opened(found.held_out)
+
+
+def held_out_loss(learner: Learner, held_out: Demonstrations) -> dict[str, float]:
+    """Return -1/N Σ log π(o_t) over the N trained tokens of held-out demonstrations; nothing where there are none."""
+    prompts = [held_out[index] for index in range(len(held_out))]
+    if not prompts:
+        return {}
+    batch = collate([Group(prompt, (held_out.completion(prompt),), (Score(0.0),)) for prompt in prompts])
+    logprobs = learner.score(batch, frozenset({"old"})).old_logprobs
+    assert logprobs is not None
+    return {"eval/loss": float(-masked_mean(logprobs.double(), batch.loss_mask))}
+
+
+def begun_at(config: RunConfig, start: Path) -> tuple[ModelConfig, LoraSettings]:
+    """Return what loads the model of a warm start: its weights, or over the run's own its adapter."""
+    if config.lora.adapted:
+        return config.model, LoraSettings(path=str(start / ADAPTER))
+    return config.model.model_copy(update={"path": str(start), "revision": None}), config.lora
+
+
+def read_tokenizer(config: RunConfig, loaded: LoadedModel | None = None) -> tuple[Any, int | None]:
+    """Return the policy's tokenizer, and the room for prompts as `room_for_prompts` has it: of the `loaded` model, or
+    without its weights.
+
+    Raises ModelError: there is no such model. ConfigError: completions alone take the model's context.
+    """
+    if loaded is not None:
+        return loaded.tokenizer, room_for_prompts(loaded.model.longest_row, config)
+    tokenizer = stored_tokenizer(config)
+    found = read_model_config(config.model.source(weights=False), config.model.trust_remote_code)
+    positions = stated_positions(found)
+    return tokenizer, room_for_prompts(None if positions is None else positions + 1, config)
+
+
+def opened(rows: Rows, config: RunConfig, loaded: LoadedModel, template: str | None = None) -> Prompts:
+    """Return the prompts of `rows` as the loaded model reads them; `template`: that of a teacher.
+
+    Raises DataError: a row makes no prompt, or one that is too long.
+    """
+    room = room_for_prompts(loaded.model.longest_row, config)
+    return open_prompts(rows, config.data, loaded.tokenizer, room, loaded.vocabulary, template)
+
+
+def fix_reach(model: CausalModel, config: RunConfig, *prompts: Prompts, demonstration: int = 0) -> None:
+    """Tell a model whose rotation depends on the length of a row how long the rows of this run may be.
+
+    That is the longest prompt (`data.max_prompt_tokens`, where it is set) and the longest completion, or the longest
+    `demonstration`, and never more than the model takes. Other models stay as they are, and no prompt is read for them.
+    """
+    if reach_of(model.module) is None:
+        return
+    longest = config.data.max_prompt_tokens
+    if longest is None or any(some.teacher is not None for some in prompts):
+        each = (some[index] for some in prompts for index in range(len(some)))
+        longest = max((max(len(prompt.ids), len(prompt.teacher_ids or ())) for prompt in each), default=0)
+    most = max(longest + config.longest_completion, demonstration)
+    set_reach(model.module, min(most, model.longest_row or most))
+
+
+def load_teacher(config: RunConfig, policy: LoadedModel) -> LoadedModel | None:
+    """Return the teacher of `config.advantage`, in the policy's dtype; the policy itself where it teaches itself.
+
+    None: the advantage needs no teacher. Raises ConfigError: its tokens are not the policy's. ModelError: it cannot be
+    loaded.
+    """
+    teacher = teacher_of(config.advantage)
+    if teacher is None:
+        return None
+    if teacher.path is None:
+        return policy
+    dtype = str(policy.dtype).removeprefix("torch.")
+    loaded = config.model.model_copy(update={"path": teacher.path, "dtype": dtype, "revision": None}).build()
+    problem = _other_tokens(policy, loaded)
+    if problem is not None:
+        raise ConfigError(f"advantage.teacher: {loaded.name} {problem}; choose a model of the policy's family")
+    return loaded
+
+
+def _other_tokens(policy: LoadedModel, teacher: LoadedModel) -> str | None:
+    """Return how the teacher's tokens differ from the policy's; None: it has all of them, by the same names."""
+    mine, theirs = _names(policy.tokenizer), _names(teacher.tokenizer)
+    for name, number in sorted(mine.items(), key=lambda token: token[1]) if mine and theirs else ():
+        if theirs.get(name) != number:
+            other = theirs.get(name)
+            has = "has no such token" if other is None else f"has it as {other}"
+            return f"has another tokenizer than the policy: token {number} of the policy is {name!r}, and it {has}"
+    least, rows = policy.vocabulary, teacher.vocabulary
+    if least is not None and rows is not None and rows < least:
+        return f"has {rows:,} tokens, and the policy can sample {least:,}"
+    return None
+
+
+def _names(tokenizer: Any) -> dict[str, int]:
+    """Return a tokenizer's tokens by name, the added ones too; empty where there is none."""
+    found: dict[str, int] = {} if tokenizer is None else tokenizer.get_vocab()
+    return found
 
 
 def build_learner(

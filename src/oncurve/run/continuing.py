@@ -1,23 +1,170 @@
-"""A run continues: what has changed since is refused or taken, said, and kept in its directory."""
+"""A run continues: which settings may change, what has changed since is refused or taken, said, and kept.
+
+It goes on in its directory, or after a loss of state in the same process, from its last checkpoint.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
-from oncurve.base.errors import CheckpointError, command
+from oncurve.base.errors import CheckpointError, LostStateError, command, refuse
 from oncurve.base.imports import trusting
-from oncurve.config import RUN, RunConfig, brought_by, load_config, to_toml
+from oncurve.base.output import urgent
+from oncurve.config import RUN, RunConfig, brought_by, load_config, to_tables, to_toml
 from oncurve.display import say
+from oncurve.durable import numbered
 from oncurve.run.assembly import Overrides, Run, assemble
-from oncurve.run.directory.changes import Change, changes_between, check_changes, resolved_as, worth_saying
 from oncurve.run.directory.folder import CONFIG, ROWS, SFT, RunDirectory
-from oncurve.run.directory.identity import TakenUp, defaults_of, identify, steps_done, take_up
+from oncurve.run.directory.identity import (
+    RESUME,
+    TakenUp,
+    defaults_of,
+    flat,
+    identify,
+    shown_value,
+    steps_done,
+    take_up,
+)
 from oncurve.run.tracking import check_tracking
+
+RETURNS = 3
+"""How often a run goes back without a newer checkpoint than the last time. Then the loss ends it."""
+
+Ended = TypeVar("Ended")
+
+
+class Returns:
+    """The number of returns of the run in `directory` to a checkpoint (`count`), and whether it may return again.
+
+        stopped_by = Returns(directory).over(begin, again)
+
+    `again` continues the run as `oncurve resume` does, so it goes on to the same numbers.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.count = self._in_a_row = 0
+        self._from = -1
+        self._began: float | None = None
+
+    def over(self, begin: Callable[[], Ended], again: Callable[[], Ended]) -> Ended:
+        """Return what `begin()` returns; after each loss of state, what `again()` does.
+
+        Raises what they raise, and LostStateError: nothing of the run is written, or it does not get further.
+        """
+        attempt = begin
+        while True:
+            try:
+                return attempt()
+            except LostStateError as error:
+                if not self.allowed:
+                    raise
+                self._go_back(error.cause)
+            gc.collect()  # what is lost has its memory in reference cycles, and is made a second time now
+            attempt = again
+
+    @property
+    def allowed(self) -> bool:
+        """Return whether the run goes back after another loss."""
+        return (self._directory / CONFIG).is_file() and (self._newest > self._from or self._in_a_row < RETURNS)
+
+    def share(self, minutes: float | None) -> float | None:
+        """Return the part of `run.max_minutes` that is left; the time begins with the first call. None: there is no
+        limit.
+        """
+        self._began = time.monotonic() if self._began is None else self._began
+        return None if minutes is None else max(0.0, minutes - (time.monotonic() - self._began) / 60)
+
+    @property
+    def _newest(self) -> int:
+        return max((step for step, _ in numbered(self._directory / "checkpoints")), default=0)
+
+    def _go_back(self, cause: str) -> None:
+        step = self._newest
+        self._in_a_row = 1 if step > self._from else self._in_a_row + 1
+        self._from, self.count = step, self.count + 1
+        where = f"to its checkpoint of step {step}" if step else "to its beginning"
+        urgent(f"oncurve: {cause}; the run goes back {where} and on from there")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting with its value in the run's directory, and the new one; None: not set."""
+
+    key: str
+    was: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} = {shown_value(self.now)} (was {shown_value(self.was)})"
+
+
+def changes_between(before: RunConfig, now: RunConfig) -> tuple[Change, ...]:
+    """Return the settings that differ, sorted by key."""
+    old, new = (dict(flat(to_tables(config, RUN))) for config in (before, now))
+    keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+    return tuple(Change(key, old.get(key), new.get(key)) for key in keys)
+
+
+def worth_saying(changes: Sequence[Change], now: RunConfig) -> tuple[Change, ...]:
+    """Return the `changes` to `now` without those that follow from another `kind` alone: keys that it does not have,
+    and keys that only it has, at their defaults.
+    """
+    defaults = defaults_of(now, RUN)
+    places = [change.key.rpartition(".")[0] for change in changes if change.key.endswith(".kind")]
+    return tuple(
+        change
+        for change in changes
+        if change.key.rpartition(".")[0] not in places
+        or change.key.endswith(".kind")
+        or (change.now is not None and (change.was is not None or change.now != defaults.get(change.key)))
+    )
+
+
+def check_changes(before: RunConfig, now: RunConfig, changes: Sequence[Change], done: int) -> None:
+    """Raises ConfigError with a line for each change that a run which has `done` steps cannot take."""
+    refused = [f"{change.key}: cannot change in a resume: {why}" for change in changes if (why := _reason(change.key))]
+    if before.kl.needs_reference and not now.kl.needs_reference:
+        refused.append("kl.coef: cannot become 0 in a resume: the checkpoints hold the reference; choose a small one")
+    if before.cluster.facts.divided != now.cluster.facts.divided and done:
+        refused.append(
+            'cluster.sharding: cannot become "fsdp", or another than that, in a resume: the checkpoints hold the state '
+            "in a file per rank, or whole; export the weights and begin a new run with them"
+        )
+    if now.run.epochs is None and now.run.steps < done:
+        refused.append(f"run.steps: {now.run.steps} is less than the {done} steps that are done; choose more")
+    refuse(refused)
+
+
+def resolved_as(before: RunConfig, now: RunConfig, rows_kept: bool) -> RunConfig:
+    """Return `now`, a recipe's configuration, with what the run began by it has resolved (`before`).
+
+    That is the dtype, the number of steps, and the data, where the directory has kept the rows (`rows_kept`).
+    """
+    if now.model.dtype == "auto":
+        now = now.model_copy(update={"model": now.model.model_copy(update={"dtype": before.model.dtype})})
+    if now.run.epochs is not None:
+        run = now.run.model_copy(update={"epochs": before.run.epochs, "steps": before.run.steps})
+        now = now.model_copy(update={"run": run})
+    if rows_kept:
+        data = before.data.model_copy(update={"prompts_per_step": now.data.prompts_per_step})
+        now = now.model_copy(update={"data": data})
+    return now
+
+
+def _reason(key: str) -> str | None:
+    """Return why a setting cannot change, or None if it can."""
+    if key in RESUME["changeable"]:
+        return None
+    return next((reason for pattern, reason in RESUME["fixed"].items() if fnmatchcase(key, pattern)), None)
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,18 @@ from oncurve.forecast import check_memory
 from oncurve.machine import contention
 from oncurve.models.loading import ADAPTER
 from oncurve.report import rendered, write_report
+from oncurve.run.arguments import free_directory, run_name
 from oncurve.run.assembly import Overrides, Run, assemble
-from oncurve.run.continuing import continued, identity_of, open_to_resume, resumed_config
-from oncurve.run.directory.changes import resolved_as, worth_saying
+from oncurve.run.continuing import (
+    Returns,
+    continued,
+    identity_of,
+    open_to_resume,
+    resolved_as,
+    resumed_config,
+    worth_saying,
+)
 from oncurve.run.directory.folder import CONFIG, ROWS, SFT, SFT_ROWS, RunDirectory
-from oncurve.run.directory.naming import free_directory, run_name
-from oncurve.run.returning import Returns
 from oncurve.run.tracking import check_tracking, shown_to, track
 from oncurve.trainer import StepResult
 

@@ -7,9 +7,8 @@ a kill and a resume.
 
 from __future__ import annotations
 
-from oncurve.tracking.follower import Follower as Follower
+from oncurve.tracking.follower import Follower as Follower, Tracking as Tracking
 from oncurve.tracking.kinds import TRACKER_KINDS as TRACKER_KINDS, trackers as trackers
-from oncurve.tracking.observing import Tracking as Tracking
 from oncurve.tracking.protocol import (
     CompletionRow as CompletionRow,
     TrackedRun as TrackedRun,

@@ -1,17 +1,23 @@
-"""A thread that shows the log of a run in one tracker, and outlives its failures."""
+"""A thread per tracker that shows the log of a run, and outlives its failures; and all of them as one observer."""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
+from torch import Tensor
+
 from oncurve.tracking.protocol import CompletionRow, TrackedRun, Tracker
+from oncurve.tracking.settings import TrackingSettings
+from oncurve.types import Group
 
 TABLES_KEPT = 32
 """Tables of completions that wait for a tracker that does not answer; older ones are dropped."""
@@ -152,3 +158,71 @@ def _reason(error: Exception) -> str:
     """Return an exception in one short line."""
     text = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class Tracking:
+    """Follows a run's log into each of its trackers. Nothing here waits for one but `close`, and that has a limit."""
+
+    def __init__(self, settings: TrackingSettings, followers: Sequence[Follower] = ()) -> None:
+        self._settings, self._followers = settings, followers
+
+    def recorded(self, step: int, groups: Sequence[Group], advantages: Sequence[Tensor | None]) -> None:
+        """Say that the log has `step`. `advantages[g]` is `(n, T)` over the completions of `groups[g]`, or None."""
+        every = self._settings.completions_every
+        due = bool(self._followers) and every > 0 and step % every == 0
+        table = completion_rows(groups, advantages, self._settings.completions_rows) if due else ()
+        for follower in self._followers:
+            follower.recorded(step, table)
+
+    def news(self) -> list[str]:
+        """Return the lines for the user since the last call."""
+        lines: list[str] = []
+        for follower in self._followers:
+            while follower.news:
+                lines.append(follower.news.pop(0))
+        return lines
+
+    def end(self) -> None:
+        """Say that no further step comes. Returns at once."""
+        for follower in self._followers:
+            follower.end()
+
+    def close(self, seconds: float | None = None) -> list[str]:
+        """Wait until the trackers show all steps and are closed, all together `seconds` at most.
+
+        seconds   None: `tracking.timeout_seconds`
+
+        Returns the lines for the user.
+        """
+        self.end()
+        until = time.monotonic() + (self._settings.timeout_seconds if seconds is None else seconds)
+        lacking = [follower.wait(max(0.0, until - time.monotonic())) for follower in self._followers]
+        return [*self.news(), *(line for line in lacking if line is not None)]
+
+
+def completion_rows(
+    groups: Sequence[Group], advantages: Sequence[Tensor | None], most: int
+) -> tuple[CompletionRow, ...]:
+    """Return the completions of the first groups, at most `most`; `advantages[g]` is `(n, T)`, or None."""
+    rows = (
+        _row(group, index, advantage)
+        for group, advantage in zip(groups, advantages, strict=True)
+        for index in range(len(group.completions))
+    )
+    return tuple(islice(rows, most))
+
+
+def _row(group: Group, index: int, advantages: Tensor | None) -> CompletionRow:
+    completion = group.completions[index]
+    score = group.scores[index] if group.scores else None
+    valid = score is not None and score.valid
+    last = len(completion.ids) - 1
+    return CompletionRow(
+        group.prompt.text,
+        completion.text,
+        score.reward if score is not None and valid else None,
+        float(advantages[index, last]) if advantages is not None and valid and last >= 0 else None,
+        " ".join(f"{name}={value:g}" for name, value in (score.parts if score else {}).items() if value is not None),
+        len(completion.ids),
+        completion.ended,
+    )

@@ -5,26 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).with_name("pages")
 
-VENDORED = {
-    "preact": "preact.mjs",
-    "preact/hooks": "preact-hooks.mjs",
-    "@preact/signals-core": "signals-core.mjs",
-    "@preact/signals": "signals.mjs",
-    "htm": "htm.mjs",
-    "uplot": "uplot.js",
-}
-"""The libraries by the names under which modules import them, each after those that it needs."""
-
-GLOBAL = {"uplot": "uPlot"}
-"""The name that a library gives its value where its small file is a classic script."""
-
-OWN = ("store", "parts", "curves", "runs", "tokens", "group", "groups", "findings", "main")
-"""Our own modules, each after those that it needs."""
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+VENDORED: dict[str, str] = TABLES["vendored"]
+OWN: list[str] = TABLES["own"]
 
 POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; connect-src {connect}; img-src data:; "
@@ -45,8 +35,8 @@ def bundle() -> str:
     parts = ["'use strict';const $modules={};"]
     for name, file in {**VENDORED, **{f"./{name}.mjs": f"{name}.mjs" for name in OWN}}.items():
         source = (FOLDER / ("vendor" if name in VENDORED else "") / file).read_text(encoding="utf-8")
-        if name in GLOBAL:
-            source += f"\n$out.default={GLOBAL[name]};"
+        if name in TABLES["global"]:
+            source += f"\n$out.default={TABLES['global'][name]};"
         else:
             source = _as_function(source, name not in VENDORED)
         parts.append(f"$modules[{name!r}]=(()=>{{const $out={{}};\n{source}\nreturn $out}})();")

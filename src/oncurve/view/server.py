@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oncurve.base.errors import OncurveError
 from oncurve.base.output import visible
-from oncurve.view.front import POLICY, bundle, page, sheet
+from oncurve.view.front import POLICY, TABLES, bundle, page, sheet
 from oncurve.view.library import Library, encoded
 
 OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d{1,5})?")
@@ -29,15 +29,8 @@ PAGES: Mapping[str, tuple[Callable[[], str], str]] = {
 }
 """What is given without the key: it is the same for every run, and holds nothing of one."""
 
-HEADERS = {
-    "Content-Security-Policy": POLICY.format(script="'self'", style="'self'", connect="'self'")
-    + "; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
+_POLICY = POLICY.format(script="'self'", style="'self'", connect="'self'") + "; frame-ancestors 'none'"
+HEADERS: dict[str, str] = {"Content-Security-Policy": _POLICY, **TABLES["headers"]}
 
 
 def application(library: Library, key: str) -> ASGIApp:

@@ -7,8 +7,7 @@ import pytest
 
 from oncurve.base.errors import ConfigError
 from oncurve.compat.dialect import Dialect, Key, Said, Values
-from oncurve.compat.loading import config_of
-from oncurve.compat.recipe import recipe_of
+from oncurve.compat.recipe import config_of, recipe_of
 from oncurve.compat.tables import keys_of
 
 TOOL = Dialect(

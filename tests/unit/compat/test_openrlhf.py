@@ -11,7 +11,7 @@ from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.compat import Translation, config_of, from_openrlhf, recipe_of
 from oncurve.compat.openrlhf import DIALECT
-from oncurve.compat.openrlhf.words import RENAMED, SHORTHANDS
+from oncurve.compat.openrlhf.functions import RENAMED, SHORTHANDS
 
 FLAGS = (Path(__file__).parent / "openrlhf_flags" / "0.11.txt").read_text().split()
 """The flags of 0.11.2's train_ppo_ray."""

@@ -20,7 +20,7 @@ from oncurve.compat import config_of
 from oncurve.compat.dialect import Said
 from oncurve.compat.trl import DIALECT, GRPOConfig, ModelConfig, ScriptArguments, TrlParser, get_peft_config
 from oncurve.compat.trl.dialect import CONFIG_KEYS, TRAINER_KEYS, Told
-from oncurve.compat.trl.mixture import DatasetMixtureConfig, get_dataset
+from oncurve.compat.trl.parsing import DatasetMixtureConfig, get_dataset
 from oncurve.compat.trl.peft_keys import LORA, given_fields, lora_of
 
 VALID: dict[str, Any] = table("trl_settings", "valid")

@@ -8,9 +8,7 @@ import torch
 from fakes.tables import table
 from oncurve.config.loading import load_config
 from oncurve.config.sections import RunConfig
-from oncurve.config.sentences.equation import explain
-from oncurve.config.sentences.facts import RunFacts
-from oncurve.config.sentences.plan import plan
+from oncurve.config.sentences.plan import RunFacts, explain, plan
 from oncurve.models.loading import ModelConfig
 from oncurve.rollout import LocalEngine
 

@@ -11,8 +11,7 @@ from fakes.tables import table
 from oncurve.base.errors import UserError
 from oncurve.config.loading import load_config, to_toml
 from oncurve.config.sections import SECTIONS
-from oncurve.config.sentences.equation import explain
-from oncurve.config.sentences.plan import plan
+from oncurve.config.sentences.plan import explain, plan
 from oncurve.rewards import REWARD_KINDS
 
 NUMBERS = [0, -1, 10**9, 2**63, 10**5000, 0.5, 1e308, 5e-324, math.nan, True]

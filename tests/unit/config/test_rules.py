@@ -10,7 +10,7 @@ from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.components import Component
 from oncurve.config.loading import load_config
-from oncurve.config.rules.without_effect import inert
+from oncurve.config.rules.combinations import inert
 from oncurve.config.sections import RunConfig
 from oncurve.types import AdvantagesAndReturns, TrainBatch
 

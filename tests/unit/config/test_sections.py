@@ -8,8 +8,7 @@ from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
 from oncurve.config.sections import RunConfig
-from oncurve.config.sentences.equation import explain
-from oncurve.config.sentences.plan import plan
+from oncurve.config.sentences.plan import explain, plan
 from oncurve.run.iterations import ScoredBy
 from oncurve.run.loop import dynamic_sampling
 from oncurve.types import Completion, Group, Prompt, Score

@@ -18,11 +18,10 @@ from oncurve.config.loading import load_config
 from oncurve.models.loading.weights import loaded_from
 from oncurve.report import read_run
 from oncurve.run import free_directory, list_runs, table_of, words_for
-from oncurve.run.arguments import ARGUMENT_OF, OTHER_NAMES, _reward_table
+from oncurve.run.arguments import ARGUMENT_OF, OTHER_NAMES, _reward_table, run_name
 from oncurve.run.assembly import Overrides, assemble
+from oncurve.run.continuing import changes_between, check_changes, worth_saying
 from oncurve.run.directory import listing
-from oncurve.run.directory.changes import changes_between, check_changes, worth_saying
-from oncurve.run.directory.naming import run_name
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def test_text_is_found_in_whole_prompts_and_completions_in_parts(client, site: P
 def test_a_hundred_thousand_groups_cost_what_is_shown(client, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gzip
 
-    from oncurve.report.rows import packed
+    from oncurve.report.rollouts import packed
 
     row = {**RolloutIndex(site / "runs" / "a").rows(3)[0], "right": 1}
     path = site / "runs" / "a" / "rollouts" / "step-000009.jsonl.gz"

@@ -13,7 +13,7 @@ from typing import Any
 
 from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Dialect, Said, Translation, Values
-from oncurve.compat.loading import config_of
+from oncurve.compat.recipe import config_of
 from oncurve.compat.rlox.elsewhere import REASONS
 from oncurve.compat.tables import Function, keys_of
 from oncurve.config import RunConfig, read_table

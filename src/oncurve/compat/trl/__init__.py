@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from oncurve.compat.trl.config import GRPOConfig as GRPOConfig
     from oncurve.compat.trl.dialect import ABOUT as ABOUT, DIALECT as DIALECT
     from oncurve.compat.trl.grpo_trainer import GRPOTrainer as GRPOTrainer
-    from oncurve.compat.trl.mixture import DatasetMixtureConfig as DatasetMixtureConfig, get_dataset as get_dataset
     from oncurve.compat.trl.parsing import (
+        DatasetMixtureConfig as DatasetMixtureConfig,
         ModelConfig as ModelConfig,
         ScriptArguments as ScriptArguments,
         TrlParser as TrlParser,
+        get_dataset as get_dataset,
         get_kbit_device_map as get_kbit_device_map,
         get_peft_config as get_peft_config,
         get_quantization_config as get_quantization_config,

@@ -13,7 +13,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.compat.dialect import Key, Said, Translation, Values
 from oncurve.compat.recipe import recipe_of
 from oncurve.compat.trl.dialect import CONFIG_KEYS, DIALECT, OLDER_KEYS
-from oncurve.compat.trl.sizes import sizes
+from oncurve.compat.trl.run_keys import sizes
 
 KEYS = {key.theirs: key for key in (*CONFIG_KEYS, *OLDER_KEYS)}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from oncurve.compat.dialect import Dialect, Values
 from oncurve.compat.tables import keys_of
-from oncurve.compat.trl import loss_keys, run_keys, sizes
+from oncurve.compat.trl import loss_keys, run_keys
 
 
 class Told(str):
@@ -28,7 +28,7 @@ def as_given(value: Told, values: Values) -> dict[str, Any]:
 
 
 HERE = Path(__file__).parent
-FUNCTIONS = {**vars(sizes), **vars(run_keys), **vars(loss_keys), "as_given": as_given}
+FUNCTIONS = {**vars(run_keys), **vars(loss_keys), "as_given": as_given}
 
 CONFIG_KEYS = keys_of(HERE / "config.toml", FUNCTIONS)
 """The fields of `GRPOConfig`."""

@@ -19,34 +19,14 @@ from oncurve.compat.trl.arguments import assembled, check_one_process, translate
 from oncurve.compat.trl.config import GRPOConfig
 from oncurve.compat.trl.dialect import DIALECT, TRAINER_KEYS
 from oncurve.compat.trl.peft_keys import without_adapter
+from oncurve.compat.trl.run_keys import WORDS
 from oncurve.compat.trl.run_trainer import RunTrainer
 from oncurve.losses import off_policy, top_entropy
 
 log = logging.getLogger(__name__)
 
-OWN = ("evaluate", "get_high_entropy_mask", "get_off_policy_mask", "save_model")
-"""Methods that `GRPOTrainer` has here for its user. TRL's loop calls them, too."""
-
-FREE = (
-    "add_callback",
-    "end",
-    "log_metrics",
-    "push_to_hub",
-    "remove_callback",
-    "save_metrics",
-    "save_state",
-    "train",
-)
-"""Methods of transformers' `Trainer` that only its user calls."""
-
-OF_GRPO = """
-_calculate_rewards _compute_loss _generate _generate_and_score_completions _generate_single_turn
-_get_per_token_logps_and_entropies _get_tool_suffix_ids _log_completion_extra _log_metric _tokenize_prompts
-_tool_call_loop get_gamma_weights get_high_entropy_mask get_off_policy_mask loss_is_scaled_for_ga
-"""
-"""The methods that TRL 1.16's `GRPOTrainer` adds to transformers' `Trainer`."""
-
-NOT_CALLED = {name for name in dir(Trainer) if not name.startswith("__")}.difference(FREE).union(OF_GRPO.split())
+OWN, FREE = WORDS["own"], WORDS["free"]
+NOT_CALLED = {name for name in dir(Trainer) if not name.startswith("__")}.difference(FREE).union(WORDS["of_grpo"])
 
 
 def refuse_overrides(trainer: type, *assigned: str) -> None:

@@ -9,27 +9,14 @@ from typing import Any
 
 from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.compat.dialect import Values
-from oncurve.compat.trl.sizes import in_steps, updates_per_step
+from oncurve.compat.trl.run_keys import WORDS, in_steps, updates_per_step
 
 MEAN = "token-mean"
-AGGREGATIONS = {
-    "grpo": "seq-mean-token-mean",
-    "bnpo": MEAN,
-    "dr_grpo": "seq-mean-token-sum-norm",
-    "dapo": MEAN,
-    "cispo": MEAN,
-    "sapo": "seq-mean-token-mean",
-    "luspo": "seq-mean-token-sum",
-}
-"""The aggregation of each `loss_type`."""
+AGGREGATIONS, MISSING = WORDS["aggregations"], WORDS["missing"]
+"""The aggregation of each `loss_type`, and why others are not here."""
 
 EPS = 1e-4
 """What TRL adds to a standard deviation of rewards."""
-
-MISSING = {
-    "vespo": "VESPO is not available; cispo and sapo bound the same weights",
-}
-
 
 Made = dict[str, Any]
 

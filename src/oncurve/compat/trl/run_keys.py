@@ -1,24 +1,159 @@
-"""Our settings for TRL's values of everything but the loss and the sizes.
+"""Our settings for TRL's values of everything but the loss.
 
 The functions that rows of `config.toml` and `older.toml` name: `(value, values)` to settings, to the value of one, or
 to None.
+
+TRL's batch sizes count completions and batches of them; here they are prompts per step and minibatches. TRL samples
+`generation_batch_size` completions at a time, and cuts them into `steps_per_generation` batches of
+`per_device_train_batch_size`; every `gradient_accumulation_steps` of these it makes an update, and goes through a
+generation `num_iterations` times. A step of oncurve is one generation with all its updates. Where TRL gathers several
+generations for one update, a step is all of them: no update lies between.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.compat.dialect import Values
-from oncurve.compat.trl.sizes import in_steps, sizes
+
+WORDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+"""Words of TRL's settings and methods."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a step.
+
+    prompts        prompts per step
+    minibatches    updates per pass over the step's completions
+    passes         passes over them (`num_iterations`)
+    generation     completions that TRL samples at a time (`generation_batch_size`)
+    accumulated    batches of TRL's that one generation is cut into (`steps_per_generation`)
+    """
+
+    prompts: int
+    minibatches: int
+    passes: int
+    generation: int
+    accumulated: int
+
+    @property
+    def updates(self) -> int:
+        """The updates per step, which TRL counts as steps."""
+        return self.minibatches * self.passes
+
+    def steps(self, updates: int) -> int:
+        """Return the steps in which `updates` updates are made, rounded up."""
+        return math.ceil(updates / self.updates)
+
+    def of_rows(self, rows: int, epochs: float) -> int:
+        """Return the steps of `epochs` epochs over so many rows, as TRL counts: without an incomplete generation.
+
+        0: there are fewer rows than one generation has prompts.
+        """
+        return math.ceil(rows // self.prompts * epochs)
+
+
+def sizes(values: Values) -> Sizes:
+    """Return the sizes of a run. Raises ConfigError: they do not divide, or contradict each other."""
+    rows, accumulation = values["per_device_train_batch_size"], values["gradient_accumulation_steps"]
+    group, passes = values["num_generations"], values["num_iterations"]
+    for name in WORDS["sizes"]:
+        given = values[name]
+        if given is not None and (type(given) is not int or given < 1):
+            raise ConfigError(f"{name} must be a whole number of at least 1, got {shown(given)}")
+    generation = _generation(values, rows, accumulation)
+    cut = generation // rows
+    if group < 2:
+        raise ConfigError(f"num_generations must be at least 2: an advantage is relative to its group, got {group}")
+    if generation % group:
+        raise ConfigError(
+            f"a generation has {generation} completions (per_device_train_batch_size {rows} times steps_per_generation "
+            f"{cut}), and these are no whole groups of num_generations={group}"
+        )
+    if cut % accumulation == 0:
+        prompts, minibatches = generation // group, cut // accumulation
+        if minibatches > prompts:
+            raise ConfigError(
+                f"an update here is of whole groups, and one of {rows * accumulation} completions "
+                f"(per_device_train_batch_size times gradient_accumulation_steps) is less than a group of {group}; "
+                "raise gradient_accumulation_steps"
+            )
+        return Sizes(prompts, minibatches, passes, generation, cut)
+    if accumulation % cut:
+        raise ConfigError(
+            f"steps_per_generation={cut} and gradient_accumulation_steps={accumulation}: an update would end within a "
+            "generation; make one a multiple of the other"
+        )
+    if passes > 1:
+        raise ConfigError(
+            f"num_iterations={passes} with gradient_accumulation_steps={accumulation} above steps_per_generation={cut}:"
+            " TRL would count completions several times in one update; make them equal"
+        )
+    return Sizes(generation * (accumulation // cut) // group, 1, 1, generation, cut)
+
+
+def _generation(values: Values, rows: int, accumulation: int) -> int:
+    """Return `generation_batch_size`, given or as TRL makes it."""
+    cut, generation = values["steps_per_generation"], values["generation_batch_size"]
+    if cut is not None and generation is not None:
+        raise ConfigError("generation_batch_size and steps_per_generation say the same; leave one of them out")
+    if generation is None:
+        return int(rows * (accumulation if cut is None else cut))
+    if generation % rows:
+        raise ConfigError(
+            f"generation_batch_size={generation} must be a multiple of per_device_train_batch_size={rows}"
+        )
+    return int(generation)
+
+
+def prompts_and_minibatches(value: Any, values: Values) -> dict[str, Any]:
+    """Return the settings that all sizes make together. Raises ConfigError, with the places of the given sizes."""
+    try:
+        found = sizes(values)
+    except ConfigError as error:
+        given = {f"{each.place}: {name}": None for name, each in values.said.items() if name in WORDS["sizes"]}
+        raise ConfigError(f"{error} ({', '.join(given) or 'by TRL'})") from None
+    made = {"data.prompts_per_step": found.prompts}
+    return made if found.minibatches == 1 else {**made, "learner.minibatches": found.minibatches}
+
+
+def sizes_if_possible(value: Any, values: Values) -> dict[str, Any]:
+    """Return the same, or nothing where the sizes do not divide, which the first of their keys says."""
+    try:
+        return prompts_and_minibatches(value, values)
+    except ConfigError:
+        return {}
+
+
+def updates_per_step(values: Values) -> int:
+    """Return the updates per step; 1 where the sizes do not divide, which the first of their keys says."""
+    try:
+        return sizes(values).updates
+    except ConfigError:
+        return 1
+
+
+def in_steps(value: Any, values: Values) -> int:
+    """Return a number of updates, or a share of all (below 1), as steps. Raises ConfigError: a share of no number."""
+    if value < 1:
+        if value <= 0:
+            raise ConfigError(f"expected a number above 0, got {shown(value)}")
+        if values["max_steps"] <= 0:
+            raise ConfigError(f"{shown(value)} is a share of max_steps, which is not given; write a number of steps")
+        value = math.ceil(values["max_steps"] * value)
+    if value % 1 != 0:
+        raise ConfigError(f"expected a whole number, or a share below 1, got {shown(value)}")
+    return math.ceil(int(value) / updates_per_step(values))
+
 
 ALL = 10**9
 """Checkpoints to keep where TRL keeps all."""
-
-ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw_torch_xla", "adamw_torch_npu_fused")
-TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 Made = dict[str, Any]
@@ -73,73 +208,50 @@ def betas(value: Any, values: Values) -> list[float]:
 
 def moments(value: Any, values: Values) -> str | None:
     """Return the type of the optimizer's moments. Raises ConfigError: it is not AdamW."""
-    if value in ADAMW:
+    if value in WORDS["adamw"]:
         return None
     if "adamw" in value and ("8bit" in value or "4bit" in value):
         return "bfloat16"
-    raise ConfigError(f"the optimizer is AdamW ({', '.join(ADAMW[:2])}), got {shown(value)}")
-
-
-MODEL_WORDS: Mapping[str, str] = {
-    "revision": "model.revision",
-    "trust_remote_code": "model.trust_remote_code",
-    "dtype": "model.dtype",
-    "torch_dtype": "model.dtype",
-    "device_map": "model.device",
-}
-MODEL_CHOICES = {"model.dtype": ("float32", "bfloat16", "auto"), "model.device": ("auto", "cpu", "cuda")}
-MODEL_AS_USUAL = (
-    ("model.revision", "main"),
-    ("model.dtype", "auto"),
-    ("model.dtype", "float32"),  # of the weights, which are float32 here, too; bf16 is what is computed in
-    ("model.device", "auto"),
-)
-UNUSED_MODEL_WORDS = ("attn_implementation", "use_cache", "low_cpu_mem_usage", "use_safetensors", "cache_dir", "token")
+    raise ConfigError(f"the optimizer is AdamW ({', '.join(WORDS['adamw'][:2])}), got {shown(value)}")
 
 
 def model(value: Any, values: Values) -> Made:
     """Return the settings of loading. Raises ConfigError: an argument, or a value of it, that is not available."""
     made: Made = {}
     for name, given in (value or {}).items():
-        if name in UNUSED_MODEL_WORDS or given is None:
+        if name in WORDS["unused_model_words"] or given is None:
             continue
         if name == "quantization_config":
             raise ConfigError(
                 "quantization_config: not available under this name; over an adapter the weights are stored with 4 bits"
                 ' by oncurve\'s model.quantization = "nf4"'
             )
-        if name not in MODEL_WORDS:
-            raise ConfigError(f"{name}: not available here{suggest(name, MODEL_WORDS)}")
-        setting = MODEL_WORDS[name]
-        if setting == "model.dtype":
+        if name not in WORDS["model"]:
+            raise ConfigError(f"{name}: not available here{suggest(name, WORDS['model'])}")
+        row = WORDS["model"][name]
+        if row["ours"] == "model.dtype":
             given = str(given).removeprefix("torch.")
-        choices = MODEL_CHOICES.get(setting, (given,))
+        choices = row.get("choices", (given,))
         if given not in choices:
             raise ConfigError(f"{name}: expected one of {', '.join(choices)}, got {shown(given)}")
-        if (setting, given) not in MODEL_AS_USUAL:
-            made[setting] = given
+        if given not in row["usual"]:
+            made[row["ours"]] = given
     return made
-
-
-GENERATION_STOPS = ("stop", "stop_strings")
-GENERATION_IDS = ("eos_token_id", "stop_token_ids")
-GENERATION_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
-HARMLESS_GENERATION = {"do_sample": True, "num_beams": 1, "use_cache": True}
 
 
 def generation(value: Any, values: Values) -> Made:
     """Return what ends a completion, and how one is drawn. Raises ConfigError: an argument that is not available."""
-    made: Made = {}
+    made, words = Made(), WORDS["generation"]
     for name, given in (value or {}).items():
         listed = list(given) if isinstance(given, (list, tuple)) else [given]
-        if name in GENERATION_STOPS:
+        if name in words["stops"]:
             made["rollout.stop"] = listed
-        elif name in GENERATION_IDS:
+        elif name in words["ids"]:
             made["rollout.eos_ids"] = listed
-        elif name in GENERATION_SAMPLING:
+        elif name in words["sampling"]:
             made |= {} if given is None else {f"rollout.{name}": given}
-        elif name not in HARMLESS_GENERATION or given != HARMLESS_GENERATION[name]:
-            known = ", ".join((*GENERATION_STOPS, *GENERATION_IDS, *GENERATION_SAMPLING))
+        elif name not in words["harmless"] or given != words["harmless"][name]:
+            known = ", ".join((*words["stops"], *words["ids"], *words["sampling"]))
             raise ConfigError(f"{name}: not available here; known are {known}")
     return made
 
@@ -149,8 +261,8 @@ def trackers(value: Any, values: Values) -> list[str] | None:
     named = [value] if isinstance(value, str) else list(value or ())
     named = [name for name in named if name != "none"]
     for name in named:
-        if name not in TRACKERS:
-            raise ConfigError(f"the trackers are {', '.join(TRACKERS)}, and none; got {shown(name)}")
+        if name not in WORDS["trackers"]:
+            raise ConfigError(f"the trackers are {', '.join(WORDS['trackers'])}, and none; got {shown(name)}")
     return named or None
 
 

@@ -26,8 +26,7 @@ from oncurve.compat.dialect import Line, Translation
 from oncurve.compat.recipe import recipe_of
 from oncurve.compat.trl.arguments import all_rows
 from oncurve.compat.trl.config import KEYS, GRPOConfig
-from oncurve.compat.trl.hooks import Hooks, Logs
-from oncurve.compat.trl.logs import eval_loss, group_logs
+from oncurve.compat.trl.hooks import Hooks, Logs, eval_loss, group_logs
 from oncurve.display import Screen, say
 from oncurve.run import (
     Run,

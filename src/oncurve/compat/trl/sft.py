@@ -20,7 +20,7 @@ from oncurve.base.errors import ConfigError, suggest
 from oncurve.compat.dialect import Dialect, Said, Translation, Values
 from oncurve.compat.tables import keys_of
 from oncurve.compat.trl.dialect import CONFIG_KEYS, FUNCTIONS, HERE
-from oncurve.compat.trl.logs import NAMES, averaged
+from oncurve.compat.trl.hooks import NAMES, averaged
 from oncurve.compat.trl.peft_keys import given_fields, lora_of
 from oncurve.compat.trl.run_trainer import free_folder
 from oncurve.run import TrainedRun, held_out_loss, sft

@@ -8,7 +8,7 @@ from pathlib import Path
 from oncurve.base.errors import ConfigError, command, shown
 from oncurve.base.output import say
 from oncurve.compat.dialect import Line, Translation, Values
-from oncurve.compat.loading import config_of
+from oncurve.compat.recipe import config_of
 from oncurve.compat.verl.reading import VerlReading, read
 from oncurve.compat.verl.reward import checker_notes
 from oncurve.compat.verl.table import DIALECT

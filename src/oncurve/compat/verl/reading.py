@@ -12,8 +12,7 @@ import yaml
 
 from oncurve.base.errors import ConfigError, noted, refuse, shown
 from oncurve.compat.dialect import Said
-from oncurve.compat.verl.hydra import DEEPEST, Assignment, assignment, is_assignment, plain
-from oncurve.compat.verl.interpolation import resolved
+from oncurve.compat.verl.hydra import DEEPEST, Assignment, assignment, is_assignment, plain, resolved
 from oncurve.compat.verl.table import DIALECT, OPEN
 from oncurve.config import yaml_node
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from oncurve.base.errors import ConfigError, DataError, shown
 from oncurve.compat.dialect import MANY, Values
-from oncurve.compat.verl.algorithm import advantage
-from oncurve.compat.verl.rows import either, local
+from oncurve.compat.verl.algorithm import advantage, either, local
 from oncurve.compat.verl.run import paths
 from oncurve.data import Files
 

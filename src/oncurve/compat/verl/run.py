@@ -10,8 +10,7 @@ from typing import Any
 from oncurve.base.errors import ConfigError, command, shown
 from oncurve.compat.dialect import Values
 from oncurve.compat.tables import meaning
-from oncurve.compat.verl.algorithm import advantage
-from oncurve.compat.verl.rows import ACTOR, MODEL, ROLLOUT, is_given, local, updates_per_step
+from oncurve.compat.verl.algorithm import ACTOR, MODEL, ROLLOUT, advantage, is_given, local, updates_per_step
 
 OPTIM = f"{ACTOR}.optim"
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from oncurve.compat.dialect import Dialect
 from oncurve.compat.tables import keys_of
-from oncurve.compat.verl import algorithm, reward, rows, run
+from oncurve.compat.verl import algorithm, reward, run
 
 VERSION = "0.9"
 """The version of verl whose `ppo_trainer.yaml` the table has, next to names of older ones."""
 
 HERE = Path(__file__).parent
 FILES = ("algorithm", "actor", "data", "rollout", "critic", "reward", "trainer", "unused")
-FUNCTIONS = vars(rows) | vars(algorithm) | vars(run) | vars(reward)
+FUNCTIONS = vars(algorithm) | vars(run) | vars(reward)
 DIALECT = Dialect("verl", VERSION, tuple(key for name in FILES for key in keys_of(HERE / f"{name}.toml", FUNCTIONS)))
 
 OPEN = (

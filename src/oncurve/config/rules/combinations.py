@@ -1,4 +1,4 @@
-"""Rules between settings: impossible combinations, and keys without effect (`without_effect.py` reports them).
+"""Rules between settings: impossible combinations, settings that a run lacks, and keys without effect.
 
 Each rule has its condition here and its sentence in `combinations.toml`. A component has the rules about its own
 settings (`impossible`, `inert`); these are written against what components say of themselves.
@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.advantages import needs_of, reads_rewards, teacher_of
+from oncurve.advantages import TeacherSettings, needs_of, reads_rewards, teacher_of
 from oncurve.base.errors import noted, refuse, suggest
 from oncurve.components import Impossible, Inert, nested_in, rules_of, stated
+from oncurve.config.layers import Layer
 from oncurve.config.sections import SECTIONS, RunConfig
 from oncurve.config.warm_start import by_own_name
 from oncurve.learner import gives_values
@@ -210,3 +211,64 @@ def _holding(config: RunConfig, rules: Sequence[Any], name: str) -> list[Any]:
     parts += [inner for part in parts for inner in nested_in(part)] if name == "impossible" else []
     asked = [(rule, config) for rule in rules] + [(rule, part) for part in parts for rule in rules_of(part, name)]
     return [rule for rule, part in asked if rule.holds(part)]
+
+
+MISSING_WHERE: dict[str, Callable[[RunConfig], bool]] = {
+    "model": lambda c: not c.model.path,
+    "demonstrations": lambda c: c.demonstrates and not c.sft.present,
+    "reward_model": lambda c: c.own_reward_model is not None and not c.own_reward_model.path,
+    "verifier": lambda c: c.iterative.steps > 0 and c.eval.verifier is None,
+    "teacher": lambda c: teacher_of(c.advantage) == TeacherSettings(),  # it would teach itself what it does already
+    "rewards": lambda c: not c.rewards and reads_rewards(c.advantage),
+}
+
+
+def missing(config: RunConfig, model_given: bool = False) -> list[str]:
+    """Return a line for each setting that a run cannot do without and that is not set: model, data, rewards, a teacher.
+
+    `model_given`: the model was handed over as a module, so `model.path` may be empty.
+    """
+    names = [name for name, holds in MISSING_WHERE.items() if holds(config) and not (name == "model" and model_given)]
+    of_data = [] if config.demonstrates else config.data.missing()
+    return [*(SENTENCES["missing"][name] for name in names), *of_data, *config.environment.missing()]
+
+
+def check_complete(config: RunConfig, model_given: bool = False) -> None:
+    """Raises ConfigError with every line of `missing`."""
+    refuse(missing(config, model_given))
+
+
+def check_inert(config: RunConfig, layers: Sequence[Layer]) -> None:
+    """Raises ConfigError where one layer sets both a key and what makes it meaningless.
+
+    Across layers it is no error: `kl.coef=0` on the command line switches off what a recipe has set up.
+    """
+    said = []
+    keys_of = [
+        (layer, {".".join(map(str, path)) for path, _ in layer.assignments}) for layer in layers if not layer.complete
+    ]
+    for rule in inert_rules(config):
+        decided_by = [
+            next((layer for layer, keys in reversed(keys_of) if cause in keys), None) for cause in rule.causes
+        ]
+        for layer, keys in keys_of:
+            if any(layer is decider for decider in decided_by):
+                said += [f"{key}: set to no effect: {rule.reason} ({layer.name})" for key in rule.keys if key in keys]
+    refuse(said)
+
+
+def inert(config: RunConfig) -> list[str]:
+    """Return a line for each key that is not at its default and has no effect."""
+    return [
+        f"{key} has no effect: {rule.reason}"
+        for rule in inert_rules(config)
+        for key in rule.keys
+        if not _is_default(config, *key.split("."))
+    ]
+
+
+def _is_default(config: RunConfig, section: str, name: str) -> bool:
+    """Return whether a key has its default, or is none of the section's kind."""
+    part = getattr(config, section)
+    field = type(part).model_fields.get(name)
+    return field is None or getattr(part, name) == field.default

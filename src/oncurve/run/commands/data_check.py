@@ -22,8 +22,7 @@ from oncurve.data import (
 )
 from oncurve.report import rendered
 from oncurve.rewards import RewardSet, Trial
-from oncurve.run.building import first_episode, host_of
-from oncurve.run.row_lengths import read_tokenizer
+from oncurve.run.building import first_episode, host_of, read_tokenizer
 
 SHOWN = 3
 SHOWN_CHARACTERS = 1500

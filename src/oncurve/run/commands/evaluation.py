@@ -22,13 +22,11 @@ from oncurve.models import LocalWeights
 from oncurve.models.layers import reach_of
 from oncurve.models.loading import ADAPTER, base_of_adapter, is_adapter
 from oncurve.rewards import RewardSet
-from oncurve.run.arguments import configured, data_arguments, reward_arguments
+from oncurve.run.arguments import configured, data_among, data_arguments, reward_arguments
 from oncurve.run.assembly import Run, assemble
-from oncurve.run.building import build_engine, host_of, with_environment
-from oncurve.run.commands.first_run import data_among
+from oncurve.run.building import build_engine, fix_reach, host_of, opened, with_environment
 from oncurve.run.directory.folder import EVAL_REPLIES, LOCK, MARK
 from oncurve.run.evaluating import evaluate_policy
-from oncurve.run.row_lengths import fix_reach, opened
 from oncurve.trainer import Checkpoints
 
 

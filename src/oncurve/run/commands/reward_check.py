@@ -28,10 +28,9 @@ from oncurve.models import LocalWeights
 from oncurve.report import group_record, rendered
 from oncurve.rewards import RewardSet
 from oncurve.rollout import sample as sample_groups
-from oncurve.run.building import build_engine, host_of, with_environment
+from oncurve.run.building import build_engine, fix_reach, host_of, opened, read_tokenizer, with_environment
 from oncurve.run.commands.evaluation import give_own_model
 from oncurve.run.iterations import step_locator
-from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer
 from oncurve.types import Completion, Group, Prompt
 
 WIDTH = 72

@@ -1,12 +1,14 @@
-"""`oncurve reward-model train`: the training of a reward model by itself, in a run directory.
+"""Reward models by themselves. `oncurve reward-model train` trains one in a run directory:
 
 config.toml   the resolved recipe      metrics.jsonl   one line an update
 checkpoints/  what a resume needs      model/          the reward model in Hugging Face form
+
+`oncurve reward-model label` writes a policy's own samples with labels, as training data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,17 @@ from rich.console import Console
 
 from oncurve import durable
 from oncurve.base.errors import CheckpointError, ConfigError, DataError, LostFileError, command, refuse
+from oncurve.base.paths import usable_path
+from oncurve.cluster import Cluster
 from oncurve.components import Component, kind_of, rules_of
-from oncurve.config import CheckpointSettings, Schema, Section, load, to_toml
+from oncurve.config import CheckpointSettings, RunConfig, Schema, Section, check_complete, load, to_toml
 from oncurve.display import Screen, say
+from oncurve.durable import AppendLog
 from oncurve.machine import contention
 from oncurve.machine.threads import prepare_process
 from oncurve.models import LoraSettings, module_device
 from oncurve.models.classifiers import PLURALS, with_adapter
+from oncurve.report import rendered
 from oncurve.reward_models import (
     REWARD_EXAMPLE_KINDS,
     REWARD_MODEL_KINDS,
@@ -30,11 +36,18 @@ from oncurve.reward_models import (
     RewardExamples,
     RewardModelSettings,
     RewardTraining,
+    example_to_json,
     updates_of,
 )
+from oncurve.rewards import component_names
+from oncurve.rollout import sample
+from oncurve.run.arguments import free_directory
+from oncurve.run.assembly import Run, assemble
 from oncurve.run.directory.folder import RunDirectory, describe_environment, environment_changes
 from oncurve.run.directory.identity import defaults_of, identify, take_up
-from oncurve.run.directory.naming import free_directory
+from oncurve.run.iterations import Kind, LabellingInputs, labeller
+from oncurve.run.loop import order_of
+from oncurve.types import Group
 
 
 class RewardRunSettings(Component):
@@ -126,15 +139,9 @@ def _prepare(config: RewardModelRecipe, base: Path, folder: Path) -> tuple[Rewar
     )
     lost = len(train) + len(held_out) - len(kept) - len(kept_out)
     parameters = sum(parameter.numel() for parameter in classifier.module.parameters())
-    adapted = "" if classifier.adapter is None else f", {learner.optimizer.trained_count:,} of them trained (LoRA)"
-    return training, [
-        f"reward model  {classifier.name}, {parameters:,} parameters{adapted}, of {PLURALS[settings.head]}, in "
-        f"{settings.dtype}",
-        f"data          {len(kept):,} {settings.examples} to learn from, {len(kept_out):,} held out"
-        + (f"; {lost:,} left out, too long for {classifier.max_length} tokens or without a label" if lost else ""),
-        f"training      {settings.epochs} × {len(kept):,} examples, {settings.batch_size} per update: updates "
-        f"{training.updates:,}, learning rate {settings.learning_rate:g}",
-    ]
+    about = {"s": settings, "plural": PLURALS[settings.head], "classifier": classifier, "learner": learner}
+    counts = {"kept": kept, "held_out": kept_out, "lost": lost, "updates": training.updates, "parameters": parameters}
+    return training, rendered("reward_training.j2", **about, **counts).splitlines()
 
 
 def train_reward_model(config: RewardModelRecipe, base: Path, out: Path | None) -> str | None:
@@ -215,18 +222,70 @@ def _stopped_at(training: RewardTraining, stopped: str) -> str:
     return f"stopped by {stopped}; to continue {where}: {command('resume', training.folder)}"
 
 
+SHOWN = {
+    "reward_model/loss": "loss {:.3f}",
+    "reward_model/accuracy": "right {:.1%}",
+    "reward_model/heldout_loss": "held out: loss {:.3f}",
+    "reward_model/heldout_accuracy": "right {:.1%}",
+}
+
+
 def _line(done: int, updates: int, line: dict[str, Any]) -> str:
-    parts = [f"update {done:>{len(str(updates))}} of {updates}"]
-    for key, form in (
-        ("reward_model/loss", "loss {:.3f}"),
-        ("reward_model/accuracy", "right {:.1%}"),
-        ("reward_model/heldout_loss", "held out: loss {:.3f}"),
-        ("reward_model/heldout_accuracy", "right {:.1%}"),
-    ):
-        if key in line:
-            parts.append(form.format(line[key]).replace("%", " %"))
-    return "  ".join(parts)
+    parts = [form.format(line[key]).replace("%", " %") for key, form in SHOWN.items() if key in line]
+    return "  ".join([f"update {done:>{len(str(updates))}} of {updates}", *parts])
 
 
 def _product(path: Path) -> str:
     return f'model   {path / "model"}   (Hugging Face form; as a reward: kind = "model" or "process_model")'
+
+
+def label_samples(
+    config: RunConfig, base: Path, out: Path, kind: Kind, prompts: int, verifier: str | None, continuations: int
+) -> int:
+    """Sample a group for each of the recipe's first `prompts` prompts, score it, and write examples to `out`.
+
+    kind        "preferences": pairs; "steps": completions with labelled steps
+    verifier    the name of the reward that labels; None: the only one
+    continuations  completions from each step's end, whose share of right ones is its label; 0: the verifier scores
+                steps
+
+    Returns how many examples there are. Raises UserError: settings are lacking, `out` exists, no such reward.
+    """
+    if usable_path(out, "--out").exists():
+        raise DataError(f"{out} exists and is not overwritten; choose another --out")
+    check_complete(config)
+    console = Screen()
+    names = component_names(config.rewards)
+    if verifier is None and len(names) > 1:
+        raise ConfigError(f"--verifier: which of the rewards is the verifier? They are: {', '.join(names)}")
+    chosen = verifier or names[0]
+    if chosen not in names:
+        raise ConfigError(f"--verifier: there is no reward {chosen!r}; they are: {', '.join(names)}")
+    with assemble(config.model_copy(update={"cluster": Cluster()}), base) as run:  # nothing is trained
+        run.engine.follow(run.learner.weights())
+        label = labeller(
+            config, kind, chosen, continuations, LabellingInputs(run.engine, run.rewards, run.learner, run.loaded)
+        )
+        count = 0
+        with AppendLog(out) as log:
+            for groups in _groups(run, config, prompts):
+                for example in label(groups):
+                    log.append(example_to_json(example))
+                    count += 1
+                log.sync()  # where the disk is full, nothing is gained by going on
+        say(console, f"{count} {'pairs' if kind == 'preferences' else 'completions with labelled steps'} in {out}")
+        if not count:
+            why = "no two completions of a group have different scores"
+            if kind == "steps":
+                why = f"{chosen} scored no steps; label them by continuations (--continuations 8)"
+            say(console, f"nothing to learn from: {why}")
+    return count
+
+
+def _groups(run: Run, config: RunConfig, prompts: int) -> Iterator[list[Group]]:
+    order, cursor, draw = order_of(config, run.prompts), 0, 0
+    while cursor < prompts:
+        taken, cursor = order.take(cursor, min(config.data.prompts_per_step, prompts - cursor))
+        groups = sample(run.engine, taken, draw, config.rollout.group_size)
+        yield run.rewards.score(groups)
+        draw += 1
