@@ -50,7 +50,7 @@ Field = tuple[str, str, Callable[[float], str]]
 """A metric, its label, how its value is written."""
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-_FORMS = {"share": share, "short": short, "number": partial(short, zeros=True)}
+_FORMS: dict[str, Callable[[float], str]] = {"share": share, "short": short, "number": partial(short, zeros=True)}
 _FIRST, FIELDS = (
     [(row["metric"], row["label"], _FORMS[row["form"]]) for row in _TABLES[name]] for name in ("first", "fields")
 )
