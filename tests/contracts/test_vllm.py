@@ -167,7 +167,7 @@ def test_a_server_that_is_killed_in_a_shard_is_replaced_and_the_shard_has_the_sa
         return InProcessEngine(SAMPLING, eos_ids=EOS, seed=5)
 
     found = []
-    with HostCluster(**settings).rollout_engine(build(), build, SAMPLING, None, EOS, 5) as fleet:
+    with HostCluster(**settings).rollout_engine(build(), build, SAMPLING, None, EOS, 5, lambda: 0.0) as fleet:
         assert isinstance(fleet, FleetEngine)
         assert not fleet.exact
         for step, action in enumerate([None, "SIGKILL"]):

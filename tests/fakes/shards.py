@@ -13,8 +13,8 @@ from fakes.tiny_policy import random_groups
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster
+from oncurve.cluster.sharding.shard_learner import load_part
 from oncurve.cluster.sharding.sharded import ShardedLearner
-from oncurve.cluster.sharding.sharded_files import load_part
 from oncurve.learner import Learner, LearnerConfig, LocalLearner
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
 from oncurve.models import CausalModel, wrap

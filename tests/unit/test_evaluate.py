@@ -92,7 +92,7 @@ def test_bootstrap_is_fixed_and_near_the_normal_interval() -> None:
     deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / 399)
     assert first.value == pytest.approx(mean)
     assert first.high - first.low == pytest.approx(2 * 1.96 * deviation / 20, rel=0.1)
-    assert bootstrap([2.0, 2.0]).to_list() == [2.0, 2.0, 2.0]
+    assert bootstrap([2.0, 2.0]) == (2.0, 2.0, 2.0)
 
 
 def test_paired_difference_counts_only_what_changed() -> None:
@@ -185,8 +185,8 @@ def test_evaluation_as_json_and_as_metrics() -> None:
         Answers([["a", "b"]] * 4), Equals(), prompts(4), greedy=GREEDY, sampled=Sampling(group_size=2), correct=is_1
     )
     read = json.loads(json.dumps(result.to_json(), allow_nan=False))
-    assert read["greedy_accuracy"] == wilson(4, 4).to_list()
-    assert read["pass_at_k"]["2"] == wilson(4, 4).to_list()
+    assert read["greedy_accuracy"] == list(wilson(4, 4))
+    assert read["pass_at_k"]["2"] == list(wilson(4, 4))
     metrics = result.to_metrics()
     assert metrics["eval/accuracy"] == 1.0
     assert metrics["eval/reward"] == 0.5

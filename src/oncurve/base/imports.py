@@ -116,12 +116,11 @@ def _import_module(name: str) -> types.ModuleType:
         raise ConfigError(f"importing {name} failed: {_reason(error)}") from error
 
 
-def imported_files() -> list[str]:
-    """Return the files that `import_file` has imported, in order: another process that imports them finds the same
-    names.
+def imported_files() -> dict[str, str]:
+    """Return the files that `import_file` has imported, by the names of their modules, in order: another process that
+    imports them finds the same names.
     """
-    found = [module for name, module in sys.modules.items() if name.startswith(FILE_MODULE)]
-    return [str(module.__file__) for module in found]
+    return {name: str(module.__file__) for name, module in list(sys.modules.items()) if name.startswith(FILE_MODULE)}
 
 
 def import_file(source: str, base: Path | None = None) -> types.ModuleType:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from oncurve.components import Component, Impossible, Inert
 from oncurve.learner import Learner, LocalLearner
 from oncurve.models import CausalModel, module_device
 from oncurve.processes.fleets import CPU, Fleet, Gpus, Placement, gpus_of, memory_share, placed
-from oncurve.rollout import RolloutEngine, Sampling, Tokenizer
+from oncurve.rollout import RolloutEngine, Sampling
 
 if TYPE_CHECKING:
     from oncurve.cluster.sharding import ShardedLearner
@@ -43,19 +42,12 @@ class Cluster(Component):
         return make()
 
     def rollout_engine(
-        self,
-        local: RolloutEngine,
-        build: Callable[[], RolloutEngine],
-        sampling: Sampling,
-        tokenizer: Tokenizer | None = None,
-        eos_ids: Sequence[int] = (),
-        seed: int = 0,
-        needed: Callable[[], float] = lambda: math.inf,
+        self, local: RolloutEngine, build: Callable[[], RolloutEngine], sampling: Sampling, *of_servers: Any
     ) -> RolloutEngine:
         """Return the run's rollout engine, from this process's own and `build()`, which builds the same in another.
 
-        `needed()` is how many bytes training takes of a GPU that an engine of another kind shares with it. The rest is
-        for such an engine, as in `EngineConfig.build`.
+        Engines of another kind, which are over servers, need a tokenizer, the end tokens, the run's seed, and `needed`:
+        `needed()` is how many bytes training takes of a GPU that they share with it, as in `EngineConfig.build`.
         """
         return local
 
@@ -236,21 +228,16 @@ class ProcessCluster(Cluster):
 
     def _sharded(self, make: Callable[..., Learner], models: Sequence[CausalModel]) -> Learner:
         """Return the learner whose state is divided among the ranks, each of which cuts out its own part."""
-        from oncurve.cluster.sharding import (
-            Outline,
-            ShardedLearner,
-            ShardRank,  # here: without shards torch.distributed is not imported
-            offloading,
-        )
+        from oncurve.cluster import sharding  # here: without shards torch.distributed is not imported
 
-        make = partial(offloading, make) if self.offload else make
+        make = partial(sharding.offloading, make) if self.offload else make
         gpus = seen_by(models[0]) if models else None
         device = CPU if gpus is None else torch.device(gpus.device)
         fleet = None
         if self.learner_ranks > 1:
-            recipe = partial(ShardRank, Outline(make), self.rank_threads, self.wait_seconds, device)
+            recipe = partial(sharding.ShardRank, sharding.Outline(make), self.rank_threads, self.wait_seconds, device)
             fleet = self.fleet(recipe, self.learner_ranks - 1, "ranks", gpus)
-        return ShardedLearner(make, fleet, self.learner_ranks, self.rank_threads, self.wait_seconds, device)
+        return sharding.ShardedLearner(make, fleet, self.learner_ranks, self.rank_threads, self.wait_seconds, device)
 
     def check_folder(self, learner: Learner, folder: Path) -> None:
         """Raises ConfigError: not all ranks that write parts of a checkpoint see `folder`."""
@@ -277,14 +264,7 @@ class ProcessCluster(Cluster):
             vllm_program()
 
     def rollout_engine(
-        self,
-        local: RolloutEngine,
-        build: Callable[[], RolloutEngine],
-        sampling: Sampling,
-        tokenizer: Tokenizer | None = None,
-        eos_ids: Sequence[int] = (),
-        seed: int = 0,
-        needed: Callable[[], float] = lambda: math.inf,
+        self, local: RolloutEngine, build: Callable[[], RolloutEngine], sampling: Sampling, *of_servers: Any
     ) -> RolloutEngine:
         """Return an engine that decodes shards by `rollout_workers` processes, or in this one."""
 
@@ -294,21 +274,13 @@ class ProcessCluster(Cluster):
             device = CPU if gpus is None or self.served else torch.device(gpus.device)
             make = build
             if self.served:
-                servers = self._servers(model, gpus, needed)
-                make = partial(VllmEngine, sampling, tokenizer, tuple(eos_ids), seed, **servers)
+                *settings, needed = of_servers
+                make = partial(VllmEngine, sampling, *settings, **self._servers(model, gpus, needed))
             worker = partial(Worker, model, make, self.worker_threads, device)
             return self.fleet(worker, self.rollout_workers, "workers", gpus)
 
-        return FleetEngine(
-            local,
-            sampling,
-            make_fleet if self.rollout_workers else None,
-            self.shard_groups,
-            self.worker_threads,
-            self.wait_seconds,
-            workers=self.rollout_workers,
-            served=self.served,
-        )
+        made = make_fleet if self.rollout_workers else None
+        return FleetEngine(local, sampling, made, self.facts, self.worker_threads, self.wait_seconds)
 
     def _servers(self, model: CausalModel, gpus: Gpus | None, needed: Callable[[], float]) -> dict[str, Any]:
         """Return the settings of the workers' vLLM servers."""
@@ -322,17 +294,9 @@ class ProcessCluster(Cluster):
     @property
     def facts(self) -> ClusterFacts:
         """Facts that other parts need."""
-        return ClusterFacts(
-            alone=False,
-            on_this_machine=self.on_this_machine,
-            processes=self.learner_ranks,
-            divided=self.divided,
-            offload=self.offload,
-            workers=self.rollout_workers,
-            shard_groups=self.shard_groups,
-            lag=self.lag,
-            served=self.served,
-        )
+        names = ("on_this_machine", "divided", "offload", "shard_groups", "lag", "served")
+        same = {name: getattr(self, name) for name in names}
+        return ClusterFacts(alone=False, processes=self.learner_ranks, workers=self.rollout_workers, **same)
 
 
 def seen_by(model: CausalModel) -> Gpus | None:

@@ -13,7 +13,7 @@ from pydantic import field_validator
 from oncurve.base.errors import ConfigError
 from oncurve.cluster.making import Cluster, Part, ProcessCluster
 from oncurve.components import Component, Impossible, check_of
-from oncurve.processes.fleets import Fleet, Gpus, HostFleet, Placement, RayFleet, check_address, missing
+from oncurve.processes.fleets import MISSING, Fleet, Gpus, HostFleet, Placement, RayFleet, check_address
 
 
 class RayCluster(ProcessCluster):
@@ -28,7 +28,7 @@ class RayCluster(ProcessCluster):
 
     impossible: ClassVar[tuple[Impossible, ...]] = (
         *ProcessCluster.impossible,
-        Impossible(lambda cluster: find_spec("ray") is None, missing()),
+        Impossible(lambda cluster: find_spec("ray") is None, MISSING),
         Impossible(
             lambda cluster: bool(cluster.address) and cluster.learner_ranks == 1 and not cluster.rollout_workers,
             "cluster.address: the run has one process, and would use no Ray; raise cluster.rollout_workers or "

@@ -36,8 +36,6 @@ from oncurve.data.settings import (
 from oncurve.data.sources import (
     DATA_KINDS as DATA_KINDS,
     InMemory as InMemory,
-    ReasoningGymRows as ReasoningGymRows,
-    Seeds as Seeds,
     TaskRows as TaskRows,
     load_eval_rows as load_eval_rows,
     load_rows as load_rows,

@@ -50,9 +50,7 @@ class PromptOrder:
     ) -> None:
         if not len(prompts):
             raise DataError("data: there are no prompts, so there is nothing to train on")
-        self.prompts = prompts
-        self.seed = seed
-        self.shuffle = shuffle
+        self.prompts, self.seed, self.shuffle = prompts, seed, shuffle
         counts = _shares(len(prompts), [weight for _, weight in mixture])
         self._sources = [(indices, count) for (indices, _), count in zip(mixture, counts, strict=True)]
         for number, (indices, count) in enumerate(self._sources, start=1):

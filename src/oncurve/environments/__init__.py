@@ -5,8 +5,8 @@ turns.py      `TurnsEngine`: a rollout engine for completions of several turns, 
 engine.py     `EpisodeEngine`: an environment replies to each turn.
 dialogue.py   tokens of an environment's messages.
 host.py       the workers, as the run sees them.
-play.py       the callable of a worker. episode.py is its protocol, tools.py TRL's shape of it, games/ those of others.
-draws.py      its random numbers, and the loop of its coroutines.
+play.py       the callable of a worker, its random numbers, and the loop of its coroutines. episode.py is its
+              protocol, tools.py TRL's shape of it, games.py those of others.
 programs.py   `Programs`: programs call the policy at endpoint.py. program.py runs them in a worker.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oncurve.environments.dialogue import Dialogue as Dialogue
     from oncurve.environments.engine import EpisodeEngine as EpisodeEngine
     from oncurve.environments.episode import Episode as Episode, Reply as Reply, ToolCall as ToolCall
-    from oncurve.environments.host import Host as Host, asked as asked
+    from oncurve.environments.host import Host as Host, asked as asked, rehearsed as rehearsed
     from oncurve.environments.kinds import ENVIRONMENT_KINDS as ENVIRONMENT_KINDS
     from oncurve.environments.programs import Programs as Programs
     from oncurve.environments.settings import (
@@ -31,6 +31,5 @@ if TYPE_CHECKING:
         environment_meant as environment_meant,
     )
     from oncurve.environments.tools import ToolsEpisode as ToolsEpisode
-    from oncurve.environments.trial import rehearsed as rehearsed
 
 __getattr__, _ = lazily(__name__)  # a worker imports its own side, without torch

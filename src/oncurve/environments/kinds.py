@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from oncurve.components import Component
-from oncurve.environments.games.gym_text import GymText
-from oncurve.environments.games.openenv import OpenEnv
-from oncurve.environments.games.skyrl_gym import SkyRLGym
-from oncurve.environments.games.textarena import TextArena
+from oncurve.environments.games import GymText, OpenEnv, SkyRLGym, TextArena
 from oncurve.environments.settings import Endpoint, NoEnvironment, Tools
 
 ENVIRONMENT_KINDS: dict[str, type[Component]] = {

@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.environments.draws import seed_all
-from oncurve.environments.play import taken
+from oncurve.environments.play import seed_all, taken
 from oncurve.rewards import awaited
 
 MODEL = "policy"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -88,17 +88,12 @@ _RESAMPLES = 2000
 _RESAMPLES_AT_ONCE = 200  # (200, n) float64: 2 MB for a thousand prompts
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """An estimate and its 95 % interval, `low <= value <= high`."""
 
     value: float
     low: float
     high: float
-
-    def to_list(self) -> list[float]:
-        """Return `[value, low, high]`, as it is written to JSON."""
-        return [self.value, self.low, self.high]
 
 
 def wilson(successes: int, total: int) -> Interval:

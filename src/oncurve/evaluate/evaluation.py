@@ -62,9 +62,9 @@ class Evaluation:
         names = ("greedy_accuracy", "greedy_reward", "mean_reward")
         return {
             **{name: getattr(self, name) for name in (*counts, "mean_length", "truncated_fraction")},
-            **{name: found.to_list() for name in names if (found := getattr(self, name)) is not None},
-            "pass_at_k": {str(k): interval.to_list() for k, interval in self.pass_at_k.items()},
-            "maj_at_k": {str(k): interval.to_list() for k, interval in self.maj_at_k.items()},
+            **{name: list(found) for name in names if (found := getattr(self, name)) is not None},
+            "pass_at_k": {str(k): list(interval) for k, interval in self.pass_at_k.items()},
+            "maj_at_k": {str(k): list(interval) for k, interval in self.maj_at_k.items()},
         }
 
     def text(self) -> str:

@@ -59,4 +59,4 @@ def declared(key: str) -> Metric:
     for prefix, family in _FAMILIES.items():
         if key.startswith(prefix) and len(key) > len(prefix) and key != family.name:
             return family
-    raise KeyError(f"metric {key!r} is not declared in oncurve.metrics{suggest(key, METRICS)}")
+    raise KeyError(f"metric {key!r} is not declared{suggest(key, METRICS)}; a metric of your own is own/NAME")

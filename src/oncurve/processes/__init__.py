@@ -1,7 +1,6 @@
 """Processes: one place that starts them, talks to them, and notices their end with its first cause.
 
-spawn.py     start a process, and tie its end to this one's
-causes.py    why a process or a call has ended, in words
+spawn.py     start a process, tie its end to this one's, and say why a process or a call has ended
 shared.py    bytes that several processes of a machine read
 minder.py    a program that ends with all that it has started
 pool/        workers that run user code with a deadline and a memory limit
@@ -15,8 +14,11 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.processes.causes import kind_of_fault as kind_of_fault, last_words as last_words
     from oncurve.processes.minder import Minder as Minder
-    from oncurve.processes.spawn import environment_of as environment_of
+    from oncurve.processes.spawn import (
+        environment_of as environment_of,
+        kind_of_fault as kind_of_fault,
+        last_words as last_words,
+    )
 
 __getattr__, _ = lazily(__name__)  # a process that is started imports its own side alone

@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from oncurve.base.closing import reap
-from oncurve.processes.causes import how_it_ended
-from oncurve.processes.spawn import END, become_supervisor, end_with, exit_as, start_python, supervise
+from oncurve.processes.spawn import END, become_supervisor, end_with, exit_as, how_it_ended, start_python, supervise
 
 _END_SECONDS = 5.0
 _LONGEST_WORDS = 300

@@ -39,13 +39,8 @@ class SharedBytes:
 
 def write_pieces(descriptor: int, pieces: Iterable[memoryview]) -> list[int]:
     """Write pieces one after another; return their lengths. Raises OSError: there is no room."""
-    lengths = []
-    for piece in pieces:
-        left = piece
-        while left:
-            left = left[os.write(descriptor, left) :]
-        lengths.append(len(piece))
-    return lengths
+    with open(descriptor, "wb", closefd=False) as file:
+        return [file.write(piece) for piece in pieces]
 
 
 def _opened(path: str, lengths: list[int], identity: tuple[int, int] | None = None) -> Pieces:

@@ -1,4 +1,4 @@
-"""Start processes, and tie their end to the end of this one.
+"""Start processes, tie their end to the end of this one, and say in words why a process or a call has ended.
 
     child = start_python("oncurve.processes.minder:mind", str(folder))
     end_with(parent)                        in the child: the kernel ends it when its parent ends, however that ends
@@ -17,13 +17,13 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 from oncurve.base.closing import reap
-from oncurve.processes.causes import how_it_ended
 
 FOR_THE_RUN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals for the run's own process, also where a scheduler or a terminal sends them to all its processes."""
@@ -38,6 +38,9 @@ WATCHED: set[int] = {signal.SIGCHLD, END}
 """The signals that a supervisor blocks before it starts its child, and waits for."""
 
 _TOLD_SECONDS, _END_SECONDS = 60.0, 5.0
+_LONGEST_TRACE, _LONGEST_LINE = 4000, 400
+"""Characters of a traceback, from its end, and of a message in a sentence."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _BOOT = (
@@ -90,16 +93,14 @@ def ending(child: subprocess.Popen[bytes], seconds: float = _END_SECONDS) -> str
 @contextlib.contextmanager
 def environment_of(variables: Mapping[str, str]) -> Iterator[None]:
     """Within: these variables are set. The processes that are started meanwhile keep them."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def end_with(parent: int, number: int = signal.SIGKILL) -> None:
@@ -179,3 +180,46 @@ def exit_as(status: int | None) -> NoReturn:
 def _ask_kernel(option: int, value: int) -> None:
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(option, value)
+
+
+def how_it_ended(code: int, what: str = "it") -> str:
+    """Say how `what`, a process with this exit code, has ended."""
+    return f"{what} ended with exit code {code}" if code >= 0 else f"{what} was killed by signal {_name(-code)}"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def kind_of_fault(error: BaseException) -> str:
+    """Return "memory", "exit" or "exception"."""
+    return "memory" if isinstance(error, MemoryError) else "exit" if isinstance(error, SystemExit) else "exception"
+
+
+def last_words(error: BaseException) -> str:
+    """Return the traceback from where user code begins; a mistake in the settings is its message alone."""
+    if type(error).__module__ == "oncurve.base.errors":
+        return str(error)
+    try:
+        trace = error.__traceback__
+        here = str(Path(__file__).parents[1])
+        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(here):
+            trace = trace.tb_next
+        text = "".join(traceback.format_exception(type(error), error, trace)).strip()
+    except BaseException:  # an exception whose own methods raise
+        text = f"{type(error).__name__} (its message cannot be shown)"
+    return text[-_LONGEST_TRACE:]
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return type and message of an error as a part of a sentence; of a mistake in the settings its message alone."""
+    try:
+        text = " ".join(str(error).split())
+    except BaseException:  # an exception whose own methods raise
+        text = "its message cannot be shown"
+    if type(error).__module__ == "oncurve.base.errors":
+        return text
+    return f"{type(error).__name__}{': ' * bool(text)}{text}"[:_LONGEST_LINE]

@@ -14,22 +14,19 @@ if TYPE_CHECKING:
     from oncurve.rewards.component import LARGEST_REWARD as LARGEST_REWARD
     from oncurve.rewards.functions.answers import final_answer as final_answer
     from oncurve.rewards.functions.callables import Accepts as Accepts, awaited as awaited, unpickled as unpickled
-    from oncurve.rewards.functions.choice import Choice as Choice
-    from oncurve.rewards.functions.math import Cosine as Cosine, Math as Math, cosine_scaled as cosine_scaled
+    from oncurve.rewards.functions.math import Math as Math, cosine_scaled as cosine_scaled
     from oncurve.rewards.functions.python import Python as Python, name_of as name_of, path_of as path_of
     from oncurve.rewards.functions.shaping import Format as Format, Overlong as Overlong, Repetition as Repetition
     from oncurve.rewards.functions.verify import (
+        Choice as Choice,
         EnvironmentReward as EnvironmentReward,
         Exact as Exact,
         Numeric as Numeric,
-        ReasoningGym as ReasoningGym,
         Regex as Regex,
-        Task as Task,
-        TaskSteps as TaskSteps,
     )
     from oncurve.rewards.judge.model_judge import ModelJudge as ModelJudge
     from oncurve.rewards.kinds import REWARD_KINDS as REWARD_KINDS
-    from oncurve.rewards.model import ModelReward as ModelReward, ProcessModelReward as ProcessModelReward
+    from oncurve.rewards.model import ModelReward as ModelReward
     from oncurve.rewards.scoring.deferred import (
         DeferredScoring as DeferredScoring,
         Locate as Locate,

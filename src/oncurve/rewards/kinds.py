@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from oncurve.rewards.functions.choice import Choice
+from oncurve.rewards.functions import verify
 from oncurve.rewards.functions.math import Cosine, Math
 from oncurve.rewards.functions.python import Python
 from oncurve.rewards.functions.shaping import Format, Overlong, Repetition
-from oncurve.rewards.functions.verify import EnvironmentReward, Exact, Numeric, ReasoningGym, Regex, Task, TaskSteps
 from oncurve.rewards.judge.model_judge import ModelJudge
 from oncurve.rewards.model import ModelReward, ProcessModelReward
 from oncurve.rewards.settings import RewardSettings
 
 REWARD_KINDS: dict[str, type[RewardSettings]] = {
     "python": Python,
-    "exact": Exact,
-    "numeric": Numeric,
+    "exact": verify.Exact,
+    "numeric": verify.Numeric,
     "math": Math,
-    "choice": Choice,
-    "regex": Regex,
+    "choice": verify.Choice,
+    "regex": verify.Regex,
     "format": Format,
-    "task": Task,
-    "task_steps": TaskSteps,
+    "task": verify.Task,
+    "task_steps": verify.TaskSteps,
     "overlong": Overlong,
     "repetition": Repetition,
     "cosine": Cosine,
-    "environment": EnvironmentReward,
-    "reasoning_gym": ReasoningGym,
+    "environment": verify.EnvironmentReward,
+    "reasoning_gym": verify.ReasoningGym,
     "model": ModelReward,
     "process_model": ProcessModelReward,
     "model_judge": ModelJudge,

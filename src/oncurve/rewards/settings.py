@@ -226,8 +226,7 @@ class InProcess:
     """
 
     def __init__(self, function: Callable[[Any], Any], about: Accepts, reason: str | None = None) -> None:
-        self._function = function
-        self.reason = reason
+        self._function, self.reason = function, reason
         self.about: Any = about.as_json()
 
     def run(self, items: Sequence[Any]) -> list[WorkerReply]:

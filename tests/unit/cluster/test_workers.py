@@ -54,7 +54,7 @@ def test_shards_for_servers_have_as_many_rows_as_a_server_samples_at_a_time(
     """Or an equal part for each worker, where that is less; never fewer groups than the settings say."""
     sampling = Sampling(group_size=3, max_new_tokens=8, max_concurrent=12)
     local = InProcessEngine(sampling)
-    engine = FleetEngine(local, sampling, None, 2, 1, 60.0, workers=2, served=served)
+    engine = FleetEngine(local, sampling, None, facts.ClusterFacts(shard_groups=2, workers=2, served=served), 1, 60.0)
     engine.follow(LocalWeights(tiny_model(torch.float32), 0))
     found, generate = [], local.generate
     local.generate = lambda prompts, *others: (found.append(len(prompts)), generate(prompts, *others))[1]

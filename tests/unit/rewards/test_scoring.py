@@ -142,7 +142,7 @@ def test_a_fault_while_groups_are_written_is_that_completions_alone(
     with rewards.begin() as scoring:
         scoring.submit(1, groups[1])
         scoring.submit(0, groups[0])
-        until(lambda: len(scoring._components[0]._job._work.replies) == 4)
+        until(lambda: len(scoring._components[0].job._work.replies) == 4)
         scoring.submit(2, groups[2])
         scored = scoring.finish(groups)
     assert rewards_of(scored) == [1.0, None, 1.0, 2.0, 3.0]

@@ -1,10 +1,9 @@
 """A learner whose ranks divide the model among them by FSDP2.
 
 sharded.py          rank 0's side, the `Learner` of the run, and the other ranks' side, in a fleet
-shard_learner.py    what each rank computes
+shard_learner.py    what each rank computes, and its file in a checkpoint
 divided.py          models whose parameters are shards, and a rank's recipe without weights
 connection.py       ranks join, leave, and send each other what they have a part of
-sharded_files.py    a checkpoint's file per rank
 """
 
 from oncurve.cluster.sharding.divided import Outline as Outline, offloading as offloading

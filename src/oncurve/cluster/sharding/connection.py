@@ -86,15 +86,9 @@ def gathered(number: float) -> list[float]:
 
 def waited(works: Sequence[Any]) -> None:
     """Wait for what was sent and received. Raises RuntimeError: a rank is lost, or the limit of `join` has passed."""
-    limit = _limit()
+    limit = library.group.WORLD._get_backend(torch.device("cpu")).options._timeout
     for work in works:
         work.wait(limit)
-
-
-def _limit() -> timedelta:
-    """Return the longest wait, as the processes agreed when they joined."""
-    found: timedelta = library.group.WORLD._get_backend(torch.device("cpu")).options._timeout
-    return found
 
 
 class _Room:

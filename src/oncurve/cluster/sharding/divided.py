@@ -13,15 +13,8 @@ from typing import Any
 import cloudpickle
 import torch
 from torch import Tensor, nn
+from torch.distributed import fsdp
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
 from torch.distributed.tensor import DTensor
 
 from oncurve.cluster.sharding.connection import DirectGather, DirectReduce, gathered, library
@@ -56,18 +49,18 @@ class Division:
         root = _Within(own.module)
         on_cpu = self.device.type == "cpu"
         wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else None
-        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide, cast_forward_inputs=False)
-        offload = CPUOffloadPolicy(pin_memory=not on_cpu) if self.offload else OffloadPolicy()
+        precision = fsdp.MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide, cast_forward_inputs=False)
+        offload = fsdp.CPUOffloadPolicy(pin_memory=not on_cpu) if self.offload else fsdp.OffloadPolicy()
         for layer in [*_layers_of(own.module), root]:
             replace_parameters(layer, lambda parameter: self._from_first(parameter, dtype, frozen))
-            fully_shard(layer, mesh=self._mesh, mp_policy=precision, offload_policy=offload)
-        for layer in [unit for unit in root.modules() if isinstance(unit, FSDPModule)]:
+            fsdp.fully_shard(layer, mesh=self._mesh, mp_policy=precision, offload_policy=offload)
+        for layer in [unit for unit in root.modules() if isinstance(unit, fsdp.FSDPModule)]:
             layer.set_gradient_divide_factor(1.0)
             layer.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
             if on_cpu:
                 layer.set_custom_all_gather(DirectGather())
                 layer.set_custom_reduce_scatter(DirectReduce())
-        register_fsdp_forward_method(root, "run")
+        fsdp.register_fsdp_forward_method(root, "run")
         return Divided(own, root)
 
     @torch.no_grad()

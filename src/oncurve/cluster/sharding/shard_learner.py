@@ -11,12 +11,17 @@
 No rank but the first ever holds more of a model than its shards and one layer, or the embedding and the head.
 All ranks make the same calls with the same number of passes: every pass gathers parameters, which takes all of them. A
 rank with fewer micro-batches repeats one at weight 0.
+
+A checkpoint has one safetensors file per rank, and any number of ranks reads it. A rank's part of a tensor is a run of
+its rows, `ceil(rows / ranks)` of them, as `torch.chunk` cuts it. On load every rank reads the rows that are its own
+now, out of the files that have them. torch.distributed.checkpoint would do the same, but its metadata file is a pickle,
+and oncurve loads none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,36 +29,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from oncurve import learner
 from oncurve.base.errors import CheckpointError
 from oncurve.batching import micro_batches
 from oncurve.cluster.sharding.connection import gathered, library, waited
 from oncurve.cluster.sharding.divided import Divided, Division, local, on_meta, replace_parameters
-from oncurve.cluster.sharding.sharded_files import file_of, load_part, rows_of
 from oncurve.durable import LazyTensors, save_tensors
-from oncurve.learner import (
-    Accumulated,
-    AdapterReference,
-    KnownByHash,
-    LocalLearner,
-    MasterAdamW,
-    Reference,
-    Teacher,
-    UpdateResult,
-    as_read,
-    cast_parameter,
-    is_apart,
-    of_the_whole,
-    rows_looked_up,
-    widened,
-)
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, module_device, token_stats
 from oncurve.types import TokenStats, TrainBatch
 
 
-class AdapterRows(AdapterReference):
+class AdapterRows(learner.AdapterReference):
     """As `AdapterReference`, its `tensors` being this rank's float32 rows of the factors.
 
     Within `selected` they are in the policy's place: what is gathered then is the reference's.
@@ -107,7 +97,7 @@ class RankRows:
         yield from ((own[-1], False) for _ in range(len(own), passes))
 
 
-class ShardAdamW(MasterAdamW):
+class ShardAdamW(learner.MasterAdamW):
     """AdamW on this rank's shards; the gradient's norm is that of all ranks' shards together."""
 
     def gradient_norm(self) -> float:
@@ -116,7 +106,7 @@ class ShardAdamW(MasterAdamW):
         return math.sqrt(sum(gathered(float(torch.stack(norms).square().sum()))))
 
 
-class ShardLearner(LocalLearner):
+class ShardLearner(learner.LocalLearner):
     """The learner of this rank, made after `join`. Rank 0 also keeps `whole`, a copy that engines sample from.
 
     Its methods are called on all ranks at the same time. Raises ConfigError, ModelError: what shards cannot do.
@@ -136,21 +126,21 @@ class ShardLearner(LocalLearner):
         super().__init__(*parts, dtype=dtype, **named)
         self._teacher = None if teacher is None else self._taught_by(teacher, dtype)
 
-    def _take_charge(self, dtype: torch.dtype | None, given: CausalModel | None) -> MasterAdamW:
+    def _take_charge(self, dtype: torch.dtype | None, given: CausalModel | None) -> learner.MasterAdamW:
         self.rank, self.size = library.get_rank(), library.get_world_size()
         whole, config = self.model, self.config
         self._divide = Division(module_device(whole.module), self.offload)
         self._device, self.whole = self._divide.device, whole
         frozen = {name: one for name, one in whole.module.named_parameters() if not one.requires_grad}
         for parameter in frozen.values():
-            cast_parameter(parameter, dtype)  # before there are shards, too
-        self._frozen = KnownByHash(frozen) if frozen else None
+            learner.cast_parameter(parameter, dtype)  # before there are shards, too
+        self._frozen = learner.KnownByHash(frozen) if frozen else None
         self._policy = self._divide.of(whole, dtype)
         self.model = self._policy.model
         if given is not None or self.regularizer.kl.needs_reference:
             self._referring, self.reference = self._reference_of(given, dtype)
         for parameter in whole.module.parameters():
-            cast_parameter(parameter, dtype)
+            learner.cast_parameter(parameter, dtype)
         for model in (whole, given) if self.rank else ():
             if model is not None:
                 replace_parameters(model.module, on_meta)  # this rank has its shards alone
@@ -159,33 +149,33 @@ class ShardLearner(LocalLearner):
         as_module: Any = SimpleNamespace(named_parameters=trained.items)
         return ShardAdamW(as_module, None, **config.adamw)
 
-    def _reference_of(self, given: CausalModel | None, dtype: torch.dtype | None) -> tuple[Divided, Reference]:
+    def _reference_of(self, given: CausalModel | None, dtype: torch.dtype | None) -> tuple[Divided, learner.Reference]:
         """Return what `Reference.of` makes, in shards, and the model that computes it."""
         whole = self.whole
-        if whole.adapter is None or (given is not None and is_apart(given, whole)):
+        if whole.adapter is None or (given is not None and learner.is_apart(given, whole)):
             divided = self._divide.of(whole if given is None else given, dtype, frozen=True)
-            found = Reference(divided.model)
+            found = learner.Reference(divided.model)
             found.tensors = divided.rows
             return divided, found
         base = gathered(0.0 if self.rank else float(whole.adapter.begins_as_base()))
         return self._policy, AdapterRows(self._policy, bool(base[0]))
 
-    def _taught_by(self, model: CausalModel, dtype: torch.dtype | None) -> Teacher:
+    def _taught_by(self, model: CausalModel, dtype: torch.dtype | None) -> learner.Teacher:
         """Return the teacher, in shards; no rank keeps it whole."""
         self._teaching = self._policy
         if model is not self.whole:
             self._teaching = self._divide.of(model, dtype, frozen=True)
             replace_parameters(model.module, on_meta)
-        return Teacher(self._teaching.model, self.model)
+        return learner.Teacher(self._teaching.model, self.model)
 
     def move_reference(self, alpha: float) -> None:
         """Each rank moves its own rows of the reference, float32 rows towards the masters and half ones by an average,
         as `Reference.move` does."""
         if self.reference is not None:
             rows = self._policy.rows
-            self.reference.follow(rows, LazyTensors(rows, lambda name: widened(rows[name])), alpha)
+            self.reference.follow(rows, LazyTensors(rows, lambda name: learner.widened(rows[name])), alpha)
 
-    def accumulate_part(self, part: RankRows) -> Accumulated:
+    def accumulate_part(self, part: RankRows) -> learner.Accumulated:
         """Return the gradient of all ranks' parts, each rank's own rows of it; loss and statistics of this rank's
         part.
         """
@@ -200,23 +190,22 @@ class ShardLearner(LocalLearner):
             parameter = self._policy.parameters[name]
             gradient, parameter.grad = parameter.grad, None
             mine.grad = None if gradient is None else local(gradient)
-        return Accumulated(loss.cpu(), metrics)
+        return learner.Accumulated(loss.cpu(), metrics)
 
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
-        loss = self._policy.run(self._loss, micro, metrics)
-        loss.backward()
-        found: Tensor = loss.detach()
-        return found
+        loss: Tensor = self._policy.run(self._loss, micro, metrics)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def _loss(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
-        with rows_looked_up(self._policy.root):
+        with learner.rows_looked_up(self._policy.root):
             return super()._loss(micro, metrics)
 
-    def update_part(self, part: RankRows) -> tuple[UpdateResult, Accumulated]:
+    def update_part(self, part: RankRows) -> tuple[learner.UpdateResult, learner.Accumulated]:
         """Return one update of all ranks, and loss and statistics of this rank's rows."""
         accumulated = self.accumulate_part(part)
         loss = sum(gathered(float(accumulated.loss)))
-        result = self.apply(Accumulated(torch.tensor(loss, dtype=torch.float64), Metrics()))
+        result = self.apply(learner.Accumulated(torch.tensor(loss, dtype=torch.float64), Metrics()))
         if not result.skipped:
             self.publish()
         return result, accumulated
@@ -246,7 +235,7 @@ class ShardLearner(LocalLearner):
             with self.reference.selected():
                 found["ref_logprobs"] = self._stats(self._referring, part, frozenset()).logprobs
         if "teacher" in want and self._teacher is not None:
-            seen = self._stats(self._teaching, replace(part, rows=as_read(part.rows)), frozenset())
+            seen = self._stats(self._teaching, replace(part, rows=learner.as_read(part.rows)), frozenset())
             found["teacher_logprobs"] = seen.logprobs
         if asked := want & {"old", "entropy"}:
             seen = self._stats(self._policy, part, asked)
@@ -260,7 +249,7 @@ class ShardLearner(LocalLearner):
         def stats(micro: TrainBatch) -> TokenStats:
             return token_stats(divided.model, micro, temperature=self._temperature, observe=seen)
 
-        return of_the_whole(part.rows, self._passes(divided, part, stats), want)
+        return learner.of_the_whole(part.rows, self._passes(divided, part, stats), want)
 
     def _passes(self, divided: Divided, part: RankRows, compute: Callable[[TrainBatch], Any]) -> list[Any]:
         """Return what `compute` finds in each of this rank's micro-batches."""
@@ -336,3 +325,41 @@ def _weightless(micro: TrainBatch) -> TrainBatch:
     """Return the micro-batch at weight 0: its gradient is 0."""
     micro = micro.having(token_weights=torch.zeros_like(micro.loss_mask, dtype=torch.float32))
     return micro if micro.apart_weights is None else micro.having(apart_weights=torch.zeros_like(micro.apart_weights))
+
+
+def rows_of(rank: int, ranks: int, rows: int) -> tuple[int, int]:
+    """Return the first row of a rank's part of `rows`, and the one after its last. Both are `rows` for a rank without
+    any.
+    """
+    size = -(-rows // ranks)
+    return min(rank * size, rows), min((rank + 1) * size, rows)
+
+
+def file_of(rank: int, ranks: int) -> str:
+    """Return the name of a rank's file in a checkpoint."""
+    return f"learner-{rank:03d}-of-{ranks:03d}.safetensors"
+
+
+def load_part(folder: Path, written: int, names: Mapping[str, Sequence[int]], rank: int, ranks: int) -> dict[str, Any]:
+    """Return the parts of rank `rank` of `ranks` of the tensors in a checkpoint that `written` ranks wrote.
+
+    `names` maps the tensors to their whole shapes. Raises CheckpointError: a file is missing, or has other tensors.
+    """
+    found: dict[str, list[Tensor]] = {name: [] for name in names}
+    for source in range(written):
+        path = folder / file_of(source, written)
+        try:
+            with safe_open(path, "pt") as file:
+                if set(file.keys()) != set(names):
+                    raise CheckpointError(f"{path} has other tensors than this model: it belongs to another")
+                for name, shape in names.items():
+                    low, high = rows_of(rank, ranks, shape[0])
+                    first, last = rows_of(source, written, shape[0])
+                    begin, end = max(low, first), min(high, last)
+                    if begin < end:
+                        found[name].append(file.get_slice(name)[begin - first : end - first].clone())
+                    elif low == high and not found[name]:
+                        found[name].append(file.get_slice(name)[0:0])
+        except (OSError, SafetensorError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return {name: torch.cat(parts) for name, parts in found.items()}

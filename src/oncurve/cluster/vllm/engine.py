@@ -210,7 +210,7 @@ class VllmEngine(EngineBase):
             "token_ids": list(ids),
             "sampling_params": {**translated(sampling, ends), "n": count, "seed": seed},
         }
-        answer = self._server.post(ROUTE, body, self._seconds)
+        answer = self._server.ask(ROUTE, body, self._seconds)
         return checked(answer, sampling, ends, str(self._version), count)
 
 

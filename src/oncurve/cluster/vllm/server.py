@@ -2,7 +2,7 @@
 
     server = start_server(minder, key, folder, "float32", 1, ())
     server.wait_until_ready(seconds=600)
-    answer = server.post("/inference/v1/generate", {...}, seconds=600)
+    answer = server.ask("/inference/v1/generate", {...}, seconds=600)
     server.update(other_folder, "3", seconds=600)
 
 Not covered: TLS; a server of several machines.
@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.base.web import ask
@@ -52,16 +52,12 @@ class VllmServer:
         self.address, self._minder = address, minder
         self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
 
-    def post(self, route: str, body: Any = None, seconds: float = _SHORT_SECONDS) -> Any:
-        """Return the JSON that the server answers to `body`; None: it answers nothing."""
-        return self._ask("POST", route, body, seconds)
-
     def wait_until_ready(self, seconds: float) -> None:
         """Return as soon as the server answers, and does not without its key: any user of the machine could ask."""
         deadline = time.monotonic() + seconds
         while True:
             try:
-                self._ask("GET", "/health", None, _SHORT_SECONDS)
+                self.ask("/health", method="GET")
                 break
             except TrainingError as fault:
                 if ending := self._minder.ending(_POLL_SECONDS):
@@ -74,25 +70,25 @@ class VllmServer:
 
     def longest_row(self) -> int | None:
         """Return the most tokens of a prompt with its completion that the server takes; None: it does not say."""
-        found: int | None = self._ask("GET", "/v1/models", None, _SHORT_SECONDS)["data"][0].get("max_model_len")
-        return found
+        return cast("int | None", self.ask("/v1/models", method="GET")["data"][0].get("max_model_len"))
 
     def update(self, folder: Path, version: str, seconds: float) -> None:
         """Replace the weights by those in `folder`, under the name `version`."""
-        self.post("/pause?mode=abort&clear_cache=true", None, seconds)
+        self.ask("/pause?mode=abort&clear_cache=true", None, seconds)
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        self.post("/collective_rpc", reload, seconds)
+        self.ask("/collective_rpc", reload, seconds)
         # The cache holds keys and values of the earlier weights, and reload_weights leaves it as it is.
-        if self.post("/reset_prefix_cache", None, seconds) != {"success": True}:
+        if self.ask("/reset_prefix_cache", None, seconds) != {"success": True}:
             raise TrainingError("the server did not empty its prefix cache, which holds the earlier weights' values")
         self.name_weights(version)
-        self.post("/resume", None, seconds)
+        self.ask("/resume", None, seconds)
 
     def name_weights(self, version: str) -> None:
         """Have the completions of the weights that the server has name this version."""
-        self.post("/update_weight_version", {"new_version": version})
+        self.ask("/update_weight_version", {"new_version": version})
 
-    def _ask(self, method: str, route: str, body: Any, seconds: float) -> Any:
+    def ask(self, route: str, body: Any = None, seconds: float = _SHORT_SECONDS, method: str = "POST") -> Any:
+        """Return the JSON that the server answers to `body`; None: it answers nothing."""
         status, text = self.answer(method, route, body, seconds)
         if status != http.HTTPStatus.OK:
             said = text[:_LONGEST_WORDS].decode(errors="replace")

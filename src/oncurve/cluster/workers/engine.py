@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from oncurve.base.errors import ConfigError, UserError
 from oncurve.base.output import urgent
-from oncurve.cluster.facts import groups_together
+from oncurve.cluster.facts import ClusterFacts, groups_together
 from oncurve.cluster.workers.worker import Snapshot
 from oncurve.machine.threads import computing_threads
 from oncurve.models import CausalModel, Weights
@@ -111,12 +111,12 @@ class FleetEngine(EngineBase):
     local         the driver's engine: it decodes what workers cannot, and all shards where `make_fleet` is None
     sampling      the settings of a training rollout
     make_fleet    a fleet whose objects are `oncurve.cluster.workers.worker.Worker`s over a copy of the model
-    shard_groups  groups that are decoded together, `groups_together`; part of the result
+    facts         how many workers the fleet has when none is lost, and how many groups are decoded together. Where they
+                  are served, they have a server each. They start it with their first weights, its log-probs are not
+                  those of the driver's engine, and a shard has as many groups as a worker samples at a time, or its
+                  part of all
     threads       of each process while it decodes; part of the result
     wait_seconds  the longest time that a worker has for a shard
-    workers       how many workers the fleet has when none is lost
-    served        the workers have a server each. They start it with their first weights, its log-probs are not those of
-                  the driver's engine, and a shard has as many groups as a worker samples at a time, or its part of all
     """
 
     def __init__(
@@ -124,16 +124,14 @@ class FleetEngine(EngineBase):
         local: RolloutEngine,
         sampling: Sampling,
         make_fleet: Callable[[CausalModel], Fleet] | None,
-        shard_groups: int,
+        facts: ClusterFacts,
         threads: int,
         wait_seconds: float,
-        workers: int = 1,
-        served: bool = False,
     ) -> None:
         self.local, self.sampling, self._make_fleet = local, sampling, make_fleet
-        self._shard_groups, self._threads, self._workers = shard_groups, threads, workers
-        self._served, self._limit = served, wait_seconds * (1 + served)
-        self._patience = max(PATIENCE_SECONDS, wait_seconds * served)
+        self._shard_groups, self._threads, self._workers = facts.shard_groups, threads, facts.workers
+        self._served, self._limit = facts.served, wait_seconds * (1 + facts.served)
+        self._patience = max(PATIENCE_SECONDS, wait_seconds * facts.served)
         self._fleet: Fleet | None = None
         self._snapshot: Snapshot | None = None
         self._calls, self._has = dict[int, Call](), dict[int, tuple[int, str]]()

@@ -3,12 +3,10 @@
 fleet.py        a fleet, which has a spawner of its processes; health.py: when they are started and ended
 host_fleet.py   the spawner on this machine: a nursery (nursery.py) forks the processes
 ray_fleet.py    the spawner on a Ray cluster (ray_session.py): keepers start the processes
-serving.py      a process's side: how it makes its object, and does calls
-channel.py      messages between both sides
+serving.py      messages between both sides, and a process's: how it makes its object, and does calls
 devices.py      which GPU each process has
 """
 
-from oncurve.processes.fleets.channel import ProcessorPickler as ProcessorPickler, pickled as pickled
 from oncurve.processes.fleets.devices import (
     CPU as CPU,
     Gpus as Gpus,
@@ -21,4 +19,5 @@ from oncurve.processes.fleets.fleet import Failed as Failed, Fleet as Fleet, Rep
 from oncurve.processes.fleets.health import ProcessEnded as ProcessEnded
 from oncurve.processes.fleets.host_fleet import HostFleet as HostFleet
 from oncurve.processes.fleets.ray_fleet import RayFleet as RayFleet
-from oncurve.processes.fleets.ray_session import check_address as check_address, missing as missing
+from oncurve.processes.fleets.ray_session import MISSING as MISSING, check_address as check_address
+from oncurve.processes.fleets.serving import ProcessorPickler as ProcessorPickler, pickled as pickled

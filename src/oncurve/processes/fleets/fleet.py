@@ -27,9 +27,9 @@ from typing import Any, Protocol
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.parallel import Meeting
-from oncurve.processes.causes import in_a_line
-from oncurve.processes.fleets.channel import pickled
 from oncurve.processes.fleets.health import Health, ListeningClock, Order, ProcessEnded, Start
+from oncurve.processes.fleets.serving import pickled
+from oncurve.processes.spawn import in_a_line
 
 START_SECONDS = 600.0
 """For importing everything and making the object; a fork of it takes milliseconds."""

@@ -22,11 +22,10 @@ import cloudpickle
 
 from oncurve.base.errors import ConfigError
 from oncurve.parallel import FileMeeting
-from oncurve.processes.fleets.channel import Channel, ClosedError
 from oncurve.processes.fleets.fleet import START_SECONDS, Fleet, Message
 from oncurve.processes.fleets.health import DEATHS, Health, Start
 from oncurve.processes.fleets.nursery import HostNursery
-from oncurve.processes.fleets.serving import SEND_SECONDS, recipe_of
+from oncurve.processes.fleets.serving import SEND_SECONDS, Channel, ClosedError, recipe_of
 from oncurve.processes.shared import SharedBytes
 
 _CAUSE_SECONDS = 2.0

@@ -29,10 +29,18 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from oncurve.base.output import complain, worker_stderr
-from oncurve.processes.causes import how_it_ended, last_words
 from oncurve.processes.fleets.devices import VISIBLE
 from oncurve.processes.fleets.serving import BEAT_SECONDS, SEND_SECONDS, explained, made_here, serve
-from oncurve.processes.spawn import FOR_THE_RUN, LONGEST_MESSAGE, end_with, ending, start_python, unblock
+from oncurve.processes.spawn import (
+    FOR_THE_RUN,
+    LONGEST_MESSAGE,
+    end_with,
+    ending,
+    how_it_ended,
+    last_words,
+    start_python,
+    unblock,
+)
 
 _MOMENT_SECONDS = 0.5
 _NO_GPUS = {VISIBLE: "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}

@@ -29,11 +29,10 @@ import cloudpickle
 
 from oncurve.base.output import urgent
 from oncurve.parallel import LostRankError, NetworkMeeting, serve_meetings
-from oncurve.processes.fleets.channel import Frames, framed
 from oncurve.processes.fleets.devices import Gpus
 from oncurve.processes.fleets.fleet import Fleet, Message
 from oncurve.processes.fleets.ray_session import SESSION
-from oncurve.processes.fleets.serving import recipe_of
+from oncurve.processes.fleets.serving import Frames, framed, recipe_of
 from oncurve.processes.shared import StoredBytes
 
 ROOM_SECONDS = 30.0

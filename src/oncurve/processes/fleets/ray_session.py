@@ -30,9 +30,11 @@ import psutil
 from oncurve.base.errors import ConfigError
 from oncurve.base.output import urgent
 from oncurve.durable import hold, is_held
-from oncurve.processes.causes import in_a_line
 from oncurve.processes.fleets.devices import VISIBLE
-from oncurve.processes.spawn import environment_of
+from oncurve.processes.spawn import environment_of, in_a_line
+
+MISSING = "cluster.kind: \"ray\" needs Ray; install it with: pip install 'oncurve[cluster]'"
+"""The message where Ray is not installed."""
 
 TAKE_SECONDS = 60.0
 """In which a GPU that is free is found among those of this machine."""
@@ -147,11 +149,6 @@ def _stop_in(folder: Path, stop: Callable[[], Any]) -> None:
 
 SESSION = _Session()
 """The session of this process."""
-
-
-def missing() -> str:
-    """Return the message where Ray is not installed."""
-    return "cluster.kind: \"ray\" needs Ray; install it with: pip install 'oncurve[cluster]'"
 
 
 def check_address(address: str) -> None:

@@ -1,4 +1,8 @@
-"""The side of a fleet's process: make its object by a recipe, do the calls that come, and say that it lives.
+"""Messages between a fleet and its processes, and the side of a process: make its object by a recipe, do the calls that
+come, and say that it lives.
+
+Messages are pickled objects over a socket, each with its length before it. Both ends are oncurve's own processes on one
+machine, connected by a pair of sockets that has no name, so that no other process can write to it.
 
 The machine may have none of the files of the one that wrote the recipe but the packages. One thread does the calls in
 order, one takes them, and one sends heartbeats every second.
@@ -6,8 +10,10 @@ order, one takes them, and one sends heartbeats every second.
 
 from __future__ import annotations
 
+import io
 import os
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -20,14 +26,105 @@ from typing import Any, NoReturn
 
 import cloudpickle
 import torch
+from torch import Tensor
 
 from oncurve.base.errors import ConfigError, OncurveError
 from oncurve.base.imports import import_file, imported_files
 from oncurve.base.output import complain
 from oncurve.parallel import LostRankError
-from oncurve.processes.causes import in_a_line, last_words
-from oncurve.processes.fleets.channel import Channel, ClosedError, pickled
-from oncurve.processes.spawn import end_with, unblock
+from oncurve.processes.spawn import end_with, in_a_line, last_words, unblock
+
+_LENGTH = struct.Struct("<Q")
+_PIECE = 1 << 20
+
+
+class ClosedError(Exception):
+    """The other end is closed, or takes nothing within the limit."""
+
+
+class ProcessorPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles tensors as tensors of a processor: the process that reads them may have no GPU, or another."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how `obj` is pickled."""
+        if type(obj) is Tensor and obj.device.type not in ("cpu", "meta"):
+            return obj.detach().cpu().__reduce_ex__(2)  # type: ignore[no-untyped-call]
+        return super().reducer_override(obj)
+
+
+def pickled(message: Any, pickler: type[ProcessorPickler] = ProcessorPickler) -> bytes:
+    """Return a message as bytes. Its tensors are on a processor when they are read."""
+    file = io.BytesIO()
+    pickler(file).dump(message)
+    return file.getvalue()
+
+
+def framed(data: bytes) -> bytes:
+    """Return a pickled message with its length before it."""
+    return bytes(_LENGTH.pack(len(data)) + data)
+
+
+class Frames:
+    """The messages in bytes that come piece by piece, as they become complete."""
+
+    def __init__(self) -> None:
+        self._read = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Return the messages that are complete with `data`, the next bytes."""
+        self._read += data
+        found = []
+        while len(self._read) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._read)
+            end = _LENGTH.size + length
+            if len(self._read) < end:
+                break
+            found.append(cloudpickle.loads(bytes(self._read[_LENGTH.size : end])))
+            del self._read[:end]
+        return found
+
+
+class Channel:
+    """One end. Several threads may send; one receives."""
+
+    def __init__(self, end: socket.socket, seconds: float) -> None:
+        """`seconds`: the limit of a send, and of the rest of a message whose beginning has come."""
+        self.end = end
+        end.settimeout(seconds)
+        self._sending = threading.Lock()
+        self._frames = Frames()
+
+    def send(self, message: Any) -> None:
+        """Send `message`. Raises ClosedError."""
+        self.send_pickled(pickled(message))
+
+    def send_pickled(self, data: bytes) -> None:
+        """Send a message that is pickled already. Raises ClosedError."""
+        try:
+            with self._sending:
+                self.end.sendall(_LENGTH.pack(len(data)))
+                self.end.sendall(data)
+        except OSError as error:
+            raise ClosedError(str(error)) from error
+
+    def arrived(self) -> list[Any]:
+        """Return the messages that are complete after one read, to be called where there is something to read.
+
+        Raises ClosedError: the other end is closed.
+        """
+        try:
+            data = self.end.recv(_PIECE)
+        except TimeoutError:
+            return []
+        except OSError as error:
+            raise ClosedError(str(error)) from error
+        if not data:
+            raise ClosedError("the other end is closed")
+        return self._frames.feed(data)
+
+    def close(self) -> None:
+        """Close this end. Twice is allowed."""
+        self.end.close()
 
 
 def recipe_of(make: Callable[[], Any], gpu: str = "") -> dict[str, Any]:
@@ -35,7 +132,7 @@ def recipe_of(make: Callable[[], Any], gpu: str = "") -> dict[str, Any]:
 
     gpu     the model of its GPU, as this process has it; "": it has none, or leaves it alone
     """
-    files = [(name, file, Path(file).read_text()) for name, file in _imported()]
+    files = [(name, file, Path(file).read_text()) for name, file in imported_files().items()]
     path = [str(Path(entry).absolute()) for entry in sys.path]
     versions = _versions() | ({"GPU": gpu} if gpu else {})
     return {"path": path, "files": files, "versions": versions, "make": pickled(make)}
@@ -46,7 +143,8 @@ def made_here() -> Any:
     torch.set_num_threads(1)  # threads do not survive a fork
     recipe = cloudpickle.load(sys.stdin.buffer)
     sys.path[:] = dict.fromkeys([*filter(os.path.exists, recipe["path"]), *sys.path])
-    here = _versions() | ({"GPU": _gpu()} if "GPU" in recipe["versions"] else {})
+    gpu = torch.cuda.get_device_name() if "GPU" in recipe["versions"] and torch.cuda.is_available() else "none"
+    here = {**_versions(), "GPU": gpu}
     other = ", ".join(
         f"{name} {here[name]}, and the run has {expected}"
         for name, expected in recipe["versions"].items()
@@ -63,12 +161,6 @@ def made_here() -> Any:
         else:
             _import_source(name, file, source)
     return cloudpickle.loads(recipe["make"])()
-
-
-def _imported() -> list[tuple[str, str]]:
-    """Return the modules that were imported from files of the user, by name."""
-    names = {str(module.__file__): name for name, module in list(sys.modules.items()) if hasattr(module, "__file__")}
-    return [(names[file], file) for file in imported_files()]
 
 
 def _import_source(name: str, file: str, source: str) -> None:
@@ -91,10 +183,6 @@ def _versions() -> dict[str, str]:
         "oncurve": version("oncurve"),
         "kernels for": torch.backends.cpu.get_cpu_capability(),
     }
-
-
-def _gpu() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
 
 
 BEAT_SECONDS = 1.0

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from oncurve.base.errors import ConfigError
-from oncurve.processes.pool.worker import PoolItem, PoolWork, PoolWorker, WorkerReply, WorkerStart
+from oncurve.processes.pool.worker import PoolItem, PoolWork, PoolWorker, WorkerReply
 
 LARGEST_CHUNK = 64
 _TURN_SECONDS = 60.0  # a new order wakes the thread before
@@ -27,23 +27,24 @@ MOST_IDLE_DEATHS = 3  # per process: workers in a row that start, and end before
 
 
 class Dispatcher:
-    """Keeps `processes` workers, which begin with `start`, and the items that wait for them.
+    """Keeps `processes` workers, which `start` begins, and the items that wait for them.
 
     Its thread starts the workers and lives as long as they do: the kernel's signal that the parent has died, which ends
     a worker, refers to the thread that started it.
 
     about    the attribute `about` of the loaded callable, once `loaded` is set
+    alive    whether its thread still runs
     error    why there are no workers any more; `loaded` is set then, too
 
     Raises OSError where processes cannot be started.
     """
 
-    def __init__(self, start: WorkerStart, processes: int) -> None:
+    def __init__(self, start: Callable[[], PoolWorker], start_seconds: float, processes: int) -> None:
         self.workers: list[PoolWorker] = []
         self.about: Any = None
         self.error: BaseException | None = None
         self.loaded = threading.Event()
-        self._start = start
+        self._start, self._start_seconds = start, start_seconds
         self._killed_while_loading = False
         self._idle_deaths = 0
         self._waiting: deque[PoolItem] = deque()
@@ -54,15 +55,11 @@ class Dispatcher:
             os.set_blocking(descriptor, False)
         started: SimpleQueue[None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, args=(processes, started), daemon=True)
+        self.alive = self._thread.is_alive
         self._thread.start()
         started.get()
         if not self.workers and self.error is not None:
             raise self.error
-
-    @property
-    def alive(self) -> bool:
-        """Return whether the thread still runs."""
-        return self._thread.is_alive()
 
     def do(self, order: Callable[[], None] | None) -> None:
         """Let the thread call `order` (`add`, `expect` or `cancel` with its arguments bound); None: end."""
@@ -100,7 +97,7 @@ class Dispatcher:
     def _serve(self, processes: int, started: SimpleQueue[None]) -> None:
         try:
             try:
-                self.workers.extend(PoolWorker(self._start) for _ in range(processes))
+                self.workers.extend(self._start() for _ in range(processes))
             finally:
                 started.put(None)
             while self._do_orders():
@@ -169,14 +166,13 @@ class Dispatcher:
             if worker.watched and now >= worker.next_due[0] and slot not in replied:
                 if not worker.ready:
                     raise ConfigError(
-                        f"a worker did not start within {self._start.timeout_seconds:g} seconds "
+                        f"a worker did not start within {self._start_seconds:g} seconds "
                         "(start_timeout_seconds): importing its file takes longer, or does not end"
                     )
                 number = worker.next_due[1]
                 late = f"no answer within {worker.item(number).work.timeout_seconds:g} seconds (timeout_seconds)"
                 if worker.importing and number == worker.answered:
-                    limit = self._start.timeout_seconds
-                    late = f"its imports took longer than {limit:g} seconds (start_timeout_seconds)"
+                    late = f"its imports took longer than {self._start_seconds:g} seconds (start_timeout_seconds)"
                 self._fail_item(slot, WorkerReply(None, "timeout", late), number)
 
     def _receive_from(self, slot: int, worker: PoolWorker) -> None:
@@ -240,4 +236,4 @@ class Dispatcher:
 
     def _replace(self, slot: int) -> None:
         self.workers[slot].kill()
-        self.workers[slot] = PoolWorker(self._start)
+        self.workers[slot] = self._start()

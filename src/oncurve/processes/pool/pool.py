@@ -18,7 +18,7 @@ from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError
 from oncurve.processes.pool.dispatch import Dispatcher
 from oncurve.processes.pool.serve import plain
-from oncurve.processes.pool.worker import PoolWork, WorkerReply, WorkerStart
+from oncurve.processes.pool.worker import PoolWork, PoolWorker, WorkerReply
 
 _PATIENCE_SECONDS = 1.0
 _NEEDED = re.compile(
@@ -64,14 +64,15 @@ class WorkerPool(Closing):
             "sys_path": [str(Path(entry).absolute()) for entry in sys.path],
             "memory_limit_bytes": memory_limit_bytes,
         }
-        self._dispatcher = Dispatcher(WorkerStart(message, environment(env_pass), start_timeout_seconds), processes)
+        start = partial(PoolWorker, message, environment(env_pass), start_timeout_seconds)
+        self._dispatcher = Dispatcher(start, start_timeout_seconds, processes)
         self._close = weakref.finalize(self, _stop, self._dispatcher, os.getpid())
 
     @property
     def about(self) -> Any:
         """The attribute `about` of the loaded callable. Waits for a worker; raises ConfigError if it cannot start."""
         self._require_open()
-        while self._dispatcher.alive and not self._dispatcher.loaded.wait(_PATIENCE_SECONDS):
+        while self._dispatcher.alive() and not self._dispatcher.loaded.wait(_PATIENCE_SECONDS):
             pass  # a worker that does not start within its limit ends the dispatcher
         if self._dispatcher.error is not None:
             raise self._dispatcher.error
@@ -144,7 +145,7 @@ class Job(Closing):
     def replies(self) -> list[WorkerReply]:
         """Wait for the replies. Raises ConfigError when a worker cannot start, ValueError when the pool is closed."""
         self.expect()
-        while self._dispatcher.alive and not self._work.complete:
+        while self._dispatcher.alive() and not self._work.complete:
             with contextlib.suppress(Empty):
                 self._work.done.get(timeout=_PATIENCE_SECONDS)
         if not self._work.complete:
@@ -157,7 +158,7 @@ class Job(Closing):
     @property
     def ready(self) -> bool:
         """Return whether `replies` would not wait."""
-        return self._work.complete or not self._dispatcher.alive
+        return self._work.complete or not self._dispatcher.alive()
 
     def close(self) -> None:
         """Cancel the items without a reply. After `replies`, and a second time, nothing happens."""

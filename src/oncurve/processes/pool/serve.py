@@ -28,8 +28,16 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-from oncurve.processes.causes import kind_of_fault, last_words
-from oncurve.processes.spawn import WATCHED, become_supervisor, end_with, exit_as, supervise, unblock
+from oncurve.processes.spawn import (
+    WATCHED,
+    become_supervisor,
+    end_with,
+    exit_as,
+    kind_of_fault,
+    last_words,
+    supervise,
+    unblock,
+)
 
 _sending = threading.Lock()
 LARGEST_REPLY_BYTES = 16 << 20  # a reply is a few numbers; a larger one is a mistake that would fill memory

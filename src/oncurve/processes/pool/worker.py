@@ -20,8 +20,7 @@ from typing import Any
 
 from oncurve.base.closing import reap
 from oncurve.base.output import worker_stderr
-from oncurve.processes.causes import how_it_ended
-from oncurve.processes.spawn import END, start_python
+from oncurve.processes.spawn import END, how_it_ended, start_python
 
 _PATIENCE_SECONDS = 1.0  # for the supervisor of a worker whose channel has closed: its exit status is the worker's
 _SLOWEST_END_SECONDS = 5.0
@@ -75,15 +74,6 @@ class PoolItem:
     kills: int = 0
 
 
-@dataclass(frozen=True)
-class WorkerStart:
-    """The start of a worker: its first message, its environment, and how long loading may take."""
-
-    message: Mapping[str, Any]
-    environment: Mapping[str, str]
-    timeout_seconds: float
-
-
 class PoolWorker:
     """One process and the two pipes to it.
 
@@ -94,7 +84,8 @@ class PoolWorker:
     worker and the number of its item, so that no other line on the channel passes for a reply.
     """
 
-    def __init__(self, start: WorkerStart) -> None:
+    def __init__(self, message: Mapping[str, Any], environment: Mapping[str, str], start_seconds: float) -> None:
+        """`message` is its first one, and loading may take `start_seconds`."""
         for_child, self.request = os.pipe()
         self.incoming, from_child = os.pipe()
         try:
@@ -107,7 +98,7 @@ class PoolWorker:
                 # A group to kill, which Ctrl-C in the terminal does not reach. Not a session: the kernel divides
                 # cores by session first, and workers would take too much from a parent that is sampling.
                 process_group=0,
-                env=dict(start.environment),
+                env=dict(environment),
             )
         finally:
             os.close(for_child)
@@ -115,21 +106,16 @@ class PoolWorker:
         for descriptor in (self.request, self.incoming):
             os.set_blocking(descriptor, False)
         self._secret = secrets.token_hex(8)
-        self.outgoing = bytearray(json.dumps({**start.message, "secret": self._secret}).encode() + b"\n")
+        self.outgoing = bytearray(json.dumps({**message, "secret": self._secret}).encode() + b"\n")
         self.partial = b""
         self.pending: deque[PoolItem] = deque()
         self.later: dict[int, tuple[PoolItem, float]] = {}
         self.answered = 0
         self.since = time.monotonic()  # when it began the first of `pending`
-        self.deadline = self.since + start.timeout_seconds
-        self.importing = False
-        self._other_clock = start.timeout_seconds
-        self.ready = False
-        self.spent = False
-        self.killed = False
-        self.killed_by_others = False
-        self._broken = False
-        self._refused = False
+        self.deadline = self.since + start_seconds
+        self._other_clock = start_seconds
+        self.ready = self.spent = self.importing = self.killed = self.killed_by_others = False
+        self._broken = self._refused = False
         self.about: Any = None
         self.failure = ""
 

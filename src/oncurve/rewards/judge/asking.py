@@ -45,12 +45,8 @@ class Temporary(Exception):  # noqa: N818
         self.seconds = seconds
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A model's answer: its `text`, and the tokens of request and answer; None where the endpoint does not count."""
-
-    text: str
-    tokens: int | None
+Answer = tuple[str, int | None]
+"""The text of a model's answer, and the tokens of request and answer; None where the endpoint does not count."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +123,7 @@ def _read(body: bytes) -> Answer:
         raise Temporary(f"not a chat completion: {body[:200].decode('utf-8', 'replace')!r}") from None
     if text is not None and not isinstance(text, str):
         raise Temporary(f"the answer's content is a {type(text).__name__}")
-    return Answer(text or "", tokens if isinstance(tokens, int) and tokens >= 0 else None)
+    return text or "", tokens if isinstance(tokens, int) and tokens >= 0 else None
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
@@ -169,8 +165,7 @@ class Asking(Closing):
         self._threads = 0
         self._stopped = Event()
         self._error: BaseException | None = None
-        self._seconds = 0.0
-        self.overlapped_seconds = 0.0
+        self._seconds = self.overlapped_seconds = 0.0
 
     def add(self, items: Sequence[Any]) -> None:
         """Begin with these items."""

@@ -225,6 +225,7 @@ class EndpointRunner:
     def __init__(self, settings: ModelJudge, endpoint: RemoteModel) -> None:
         self.settings, self.endpoint = settings, endpoint
         self.replies = Replies(settings.read, settings.max_requests, settings.max_total_tokens)
+        self.keep_in, self.close = self.replies.keep_in, self.replies.close
         self.about: Any = Accepts(needs=tuple((name,) for name in settings.filled.columns)).as_json()
 
     @property
@@ -237,10 +238,6 @@ class EndpointRunner:
             f"sends {', '.join(sent)} to {self.settings.model} at {self.settings.url}; limit: "
             f"{limits or 'none (max_requests, max_total_tokens)'}"
         )
-
-    def keep_in(self, file: Path) -> None:
-        """Keep the answers in `file`, and begin with those that it has."""
-        self.replies.keep_in(file)
 
     def begin(self) -> Asking:
         """Return the requests of one scoring."""
@@ -256,17 +253,13 @@ class EndpointRunner:
         key, body = request
         try:
             with self.replies.request():
-                answer = self.endpoint.answer(body, self.settings.timeout_seconds, stopped)
-            text = answer.text.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be stored
-            return self.replies.add(key, text, answer.tokens)
+                text, tokens = self.endpoint.answer(body, self.settings.timeout_seconds, stopped)
+            text = text.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be stored
+            return self.replies.add(key, text, tokens)
         except Unanswered as error:
             return WorkerReply(None, error.kind, f"{error}{' (timeout_seconds)' * (error.kind == 'timeout')}")
         except RewardError as error:
             raise RewardError(f"reward {self.settings.name or self.settings.default_name}: {error}") from error
-
-    def close(self) -> None:
-        """Close the file of answers."""
-        self.replies.close()
 
 
 class _Template:

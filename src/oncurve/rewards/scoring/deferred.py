@@ -116,11 +116,12 @@ class RewardScoring(Scoring):
                 raise ValueError(f"group {index} is not the one that was submitted")
         if not self._components:
             return [replace(group, scores=tuple(Score(0.0) for _ in group.completions)) for group in groups]
-        for scored in sorted(self._components, key=lambda each: each.runs_here):  # workers work meanwhile
+        for scored in sorted(self._components, key=lambda each: each.job is None):  # workers work meanwhile
             scored.launch(groups)
         replies = [scored.replies(groups) for scored in self._components]
         self._undo.close()
-        self.overlapped_seconds = math.fsum(scored.overlapped_seconds for scored in self._components)
+        jobs = (scored.job for scored in self._components if scored.job is not None)
+        self.overlapped_seconds = math.fsum(job.overlapped_seconds for job in jobs)
         self.metrics = {
             # as UTF-8: user code may name a metric by a lone surrogate
             f"{scored.component.name}/{name}".encode("utf-8", "replace").decode(): math.fsum(values) / len(values)
@@ -152,7 +153,8 @@ class RewardScoring(Scoring):
             reply = within(given, 0 if completion.turns else len(completion.text))
             component, value, weight = scored.component, reply.value, scored.component.settings.weight
             if reply.fault is not None:
-                fault = fault or _told(component.name, reply)
+                last = reply.message.strip().rpartition("\n")[2]
+                fault = fault or f"{reply.fault}: {component.name}: {last[:300]}"
                 value = _value_of_fault(component, reply)
                 masked = masked or (value is None and weight != 0)
             if isinstance(value, Stepwise):
@@ -218,6 +220,7 @@ class RewardScoring(Scoring):
 class ComponentScoring:
     """One reward in one step. `launch` begins with all groups, `replies` waits for the results.
 
+    job       what workers compute; None: the reward runs in this process
     metrics   by name the numbers that a TRL function logged (`log_metric`), in their order
     extras    by name one value per completion (`log_extra`), in order; None: no value was logged
     """
@@ -228,20 +231,14 @@ class ComponentScoring:
         self.extras: dict[str, list[Any]] = {}
         self._step = step
         begin: Callable[[], RunnerJob] | None = getattr(component.runner, "begin", None)
-        self._job = None if begin is None else undo.enter_context(begin())
-        self.runs_here = self._job is None
+        self.job = None if begin is None else undo.enter_context(begin())
         self._order: list[int] = []
         self._here: list[WorkerReply] = []
         self._error: OncurveError | None = None
 
-    @property
-    def overlapped_seconds(self) -> float:
-        """Time that workers spent on it before `replies` was called."""
-        return 0.0 if self._job is None else self._job.overlapped_seconds
-
     def submit(self, index: int, group: Group) -> None:
         """Begin with a group, where the caller need not wait for it."""
-        if self._job is None or self.component.accepts.batch:
+        if self.job is None or self.component.accepts.batch:
             return
         try:
             self._hand_in(self.component.items([group]))
@@ -269,7 +266,7 @@ class ComponentScoring:
         """
         if self._error is not None:
             raise self._error
-        found = self._here if self._job is None else self._job.replies()
+        found = self._here if self.job is None else self.job.replies()
         if self.component.accepts.batch:
             return self._batch(groups, *found) if groups else []
         remaining = iter(found)
@@ -277,10 +274,10 @@ class ComponentScoring:
         return [reply for index in range(len(groups)) for reply in by_group[index]]
 
     def _hand_in(self, items: Sequence[Any]) -> None:
-        if self._job is None:
+        if self.job is None:
             self._here = self._sent(self.component.runner.run, items)
         else:
-            self._sent(self._job.add, items)
+            self._sent(self.job.add, items)
 
     def _sent(self, send: Callable[[Sequence[Any]], Sent], items: Sequence[Any]) -> Sent:
         """Return `send(items)`. Raises DataError: a column cannot be sent."""
@@ -330,10 +327,6 @@ class ComponentScoring:
                     "reward %s: log_extra(%r, ...) needs one value per completion; it is left out", name
                 )
         return rewards
-
-
-def _told(name: str, reply: WorkerReply) -> str:
-    return f"{reply.fault}: {name}: {reply.message.strip().rpartition(chr(10))[2][:300]}"
 
 
 def _value_of_fault(component: RewardComponent, reply: WorkerReply) -> float | None:

@@ -11,7 +11,7 @@ from oncurve.base.errors import RewardError
 from oncurve.processes.pool import WorkerReply
 from oncurve.rewards.component import RewardComponent, Stepwise, within
 from oncurve.rewards.functions.answers import final_answer
-from oncurve.rewards.functions.choice import Choice
+from oncurve.rewards.functions.verify import Choice
 from oncurve.rewards.scoring.deferred import ComponentScoring
 from oncurve.rewards.settings import InProcess, WorkerSettings
 from oncurve.types import Completion, Group, Prompt

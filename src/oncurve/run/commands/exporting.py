@@ -194,7 +194,7 @@ def push_export(exported: Exported, repository: str) -> str:
         api.upload_folder(
             repo_id=repository, folder_path=exported.path, commit_message=message, ignore_patterns=[durable.MANIFEST]
         )
-    except (HTTPError, OSError) as error:  # the hub's own errors are both
+    except (HTTPError, OSError, RuntimeError) as error:  # the hub's own errors, and an upload that breaks off
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         fix = f"log in by `hf auth login`, and then: hf upload {repository} {exported.path}"
         raise OncurveError(f"{exported.path} is written, and the hub did not take it: {reason}; {fix}") from error
