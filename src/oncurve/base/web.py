@@ -95,10 +95,8 @@ def ask(
         raise late from None
 
 
-@cache
-def _authorities() -> ssl.SSLContext:
-    """Return the certificates that this system trusts; reading them takes 20 ms."""
-    return ssl.create_default_context()
+_authorities = cache(ssl.create_default_context)
+"""The certificates that this system trusts; reading them takes 20 ms."""
 
 
 def _proxy(url: str) -> str | None:

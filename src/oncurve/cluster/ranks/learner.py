@@ -158,9 +158,7 @@ class FleetLearner(RankedLearner):
             self.fleet.close()
         self.fleet, self._world, self.members = None, ALONE, []
 
-    def close(self) -> None:
-        """End the processes, as `rest` does."""
-        self.rest()
+    close = rest
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """Return one optimizer update: shard by shard, added in the fixed tree."""
