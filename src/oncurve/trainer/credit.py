@@ -28,11 +28,9 @@ class Advantage(Protocol):
     @property
     def min_valid_completions(self) -> int:
         """The fewest valid completions a group needs."""
-        ...
 
     def __call__(self, batch: TrainBatch) -> Tensor | AdvantagesAndReturns:
         """Return advantages `(B, T)`, with returns where a critic learns from them."""
-        ...
 
 
 @dataclass(frozen=True)
