@@ -7,8 +7,6 @@ drip or never end; the size of an answer has a limit.
 Not covered: redirects (they are answers like others), cookies, compressed answers, HTTP/2.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

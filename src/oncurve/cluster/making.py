@@ -1,7 +1,5 @@
 """The members of a cluster, and its processes, made by its settings: ranks of a learner, workers of a rollout."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -4,8 +4,6 @@
 and slow checkers run in killable workers. Faults are counted, and masked, raised or replaced by a value (`on_error`).
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from oncurve.base.lazy import lazily

@@ -3,8 +3,6 @@
 With them the coefficients that change from step to step: of a KL in the reward, and of the entropy bonus.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Between steps: a reference that follows the policy by a schedule, and evaluations on held-out prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

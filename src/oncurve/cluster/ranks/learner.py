@@ -15,8 +15,6 @@ all shards itself. So no fault changes a bit, and none stops a run.
 `RankedLearner` is the part that learners of several ranks share: calls to the other ranks, and their answers.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

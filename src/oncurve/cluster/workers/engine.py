@@ -10,8 +10,6 @@ several workers were lost with it, where it was refused with an error, and where
 the shards, not the workers, are part of the result, no fault changes a bit, and none stops a run.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter, defaultdict, deque

@@ -14,8 +14,6 @@ same place has said passes for the present one's.
 `Health` decides what is started and ended, and a `Spawner` does it: on this machine, or on those of a Ray cluster.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import weakref

@@ -3,8 +3,6 @@
 No file and no port has a name that others could connect to.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import selectors

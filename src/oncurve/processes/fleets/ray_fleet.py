@@ -9,8 +9,6 @@ done can pass for done. A keeper that cannot be reached, for however short a tim
 known, and its work is done again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

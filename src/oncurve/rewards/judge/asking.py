@@ -5,8 +5,6 @@ because they would carry the key elsewhere), keys in messages (replaced); `oncur
 Not covered: streaming, several answers to one request.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import deque

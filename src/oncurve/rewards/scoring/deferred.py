@@ -1,7 +1,5 @@
 """Scorings: the rewards of one step, begun by workers while groups are still being sampled, and collected then."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections import Counter, defaultdict
