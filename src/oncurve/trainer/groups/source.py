@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from oncurve.base.errors import TrainingError
-from oncurve.data import Counts, PromptOrder, counted, shares
+from oncurve.data import Counts, counted, shares
 from oncurve.metrics import Metrics
 from oncurve.models import Weights
 from oncurve.rewards import Scorer, Scoring
@@ -27,6 +27,16 @@ from oncurve.trainer.watching.observe import observe_groups, timer
 from oncurve.types import Completion, Group, Prompt, Score
 
 log = logging.getLogger("oncurve.trainer")
+
+
+class PromptSource(Protocol):
+    """Prompts in an order that is a function of the cursor, and of the counts in a curriculum."""
+
+    def take(self, cursor: int, count: int, counts: Counts | None = None) -> tuple[list[Prompt], int]:
+        """Return `count` prompts from `cursor` on, and the cursor after them; with a curriculum by the `counts`."""
+
+    def epoch(self, cursor: int) -> float:
+        """Return how many times the data has been gone through at `cursor`."""
 
 
 class GivenUpError(Exception):
@@ -46,7 +56,7 @@ class Drawing:
 
     engine: RolloutEngine
     scorer: Scorer
-    source: PromptOrder
+    source: PromptSource
     prompts: int
     group_size: int
     min_valid: int = 1
