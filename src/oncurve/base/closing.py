@@ -1,7 +1,5 @@
 """Objects that hold processes or files until they are closed: `with` closes them at the end of its block."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 from abc import ABC, abstractmethod

@@ -5,8 +5,6 @@ code 2. A `CheckpointError` or `TrainingError` is printed likewise, with exit co
 escapes is a defect of oncurve and keeps its traceback.
 """
 
-from __future__ import annotations
-
 import difflib
 import shlex
 import shutil

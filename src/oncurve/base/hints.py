@@ -7,8 +7,6 @@ Covered: names of settings, of kinds and of methods. Not covered: other values a
 differ.
 """
 
-from __future__ import annotations
-
 import tomllib
 from functools import cache
 from pathlib import Path

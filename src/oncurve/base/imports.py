@@ -1,7 +1,5 @@
 """Code by its path: `package.module:Name`, or `file.py:name`."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

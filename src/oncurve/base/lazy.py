@@ -1,7 +1,5 @@
 """Packages whose names are imported on first use."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Checks of paths: valid names, permissions, and files that can be read to an end."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -7,8 +7,6 @@ drip or never end; the size of an answer has a limit.
 Not covered: redirects (they are answers like others), cookies, compressed answers, HTTP/2.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -95,10 +93,8 @@ def ask(
         raise late from None
 
 
-@cache
-def _authorities() -> ssl.SSLContext:
-    """Return the certificates that this system trusts; reading them takes 20 ms."""
-    return ssl.create_default_context()
+_authorities = cache(ssl.create_default_context)
+"""The certificates that this system trusts; reading them takes 20 ms."""
 
 
 def _proxy(url: str) -> str | None:

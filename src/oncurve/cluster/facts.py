@@ -1,7 +1,5 @@
 """Facts of a cluster that other parts need."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 LEAST_ROWS = 16

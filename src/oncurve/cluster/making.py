@@ -1,12 +1,10 @@
 """The members of a cluster, and its processes, made by its settings: ranks of a learner, workers of a rollout."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -21,9 +19,6 @@ from oncurve.learner import Learner, LocalLearner
 from oncurve.models import CausalModel, module_device
 from oncurve.processes.fleets import CPU, Fleet, Gpus, Placement, gpus_of, memory_share, placed
 from oncurve.rollout import RolloutEngine, Sampling
-
-if TYPE_CHECKING:
-    from oncurve.cluster.sharding import ShardedLearner
 
 Part = Literal["ranks", "workers"]
 """The purpose of a fleet's processes."""
@@ -207,15 +202,12 @@ class ProcessCluster(Cluster):
         `make` takes a keyword `tokenizer`, which only rank 0 needs, and `make`, the class of what it builds. `models`
         are those that it is built of, the policy's first: a rank moves them to its own device before.
         """
+        gpus = seen_by(models[0]) if models else None
         if self.divided:
-            return self._sharded(make, models)
-        fleet = None
-        if self.learner_ranks > 1:
-            gpus = seen_by(models[0]) if models else None
-            moved = (models, torch.device(gpus.device)) if gpus is not None else ()
-            make_local = cast("Callable[[], LocalLearner]", partial(make, tokenizer=None))
-            make_rank = partial(Rank, make_local, self.rank_threads, self.wait_seconds, *moved)
-            fleet = self.fleet(make_rank, self.learner_ranks - 1, "ranks", gpus)
+            return self._sharded(make, gpus)
+        moved = (models, torch.device(gpus.device)) if gpus is not None else ()
+        make_local = cast("Callable[[], LocalLearner]", partial(make, tokenizer=None))
+        fleet = self._others(partial(Rank, make_local, self.rank_threads, self.wait_seconds, *moved), gpus)
         try:
             local = make()
             if not isinstance(local, LocalLearner):
@@ -226,29 +218,30 @@ class ProcessCluster(Cluster):
                 fleet.close()
             raise
 
-    def _sharded(self, make: Callable[..., Learner], models: Sequence[CausalModel]) -> Learner:
+    def _others(self, make: Callable[[], Any], gpus: Gpus | None) -> Fleet | None:
+        """Return the ranks but the first, or None where it is alone."""
+        return self.fleet(make, self.learner_ranks - 1, "ranks", gpus) if self.learner_ranks > 1 else None
+
+    def _sharded(self, make: Callable[..., Learner], gpus: Gpus | None) -> Learner:
         """Return the learner whose state is divided among the ranks, each of which cuts out its own part."""
         from oncurve.cluster import sharding  # here: without shards torch.distributed is not imported
 
         make = partial(sharding.offloading, make) if self.offload else make
-        gpus = seen_by(models[0]) if models else None
         device = CPU if gpus is None else torch.device(gpus.device)
-        fleet = None
-        if self.learner_ranks > 1:
-            recipe = partial(sharding.ShardRank, sharding.Outline(make), self.rank_threads, self.wait_seconds, device)
-            fleet = self.fleet(recipe, self.learner_ranks - 1, "ranks", gpus)
+        recipe = partial(sharding.ShardRank, sharding.Outline(make), self.rank_threads, self.wait_seconds, device)
+        fleet = self._others(recipe, gpus)
         return sharding.ShardedLearner(make, fleet, self.learner_ranks, self.rank_threads, self.wait_seconds, device)
 
     def check_folder(self, learner: Learner, folder: Path) -> None:
         """Raises ConfigError: not all ranks that write parts of a checkpoint see `folder`."""
         if self.divided:
-            cast("ShardedLearner", learner).check_folder(folder)
+            cast("Any", learner).check_folder(folder)
 
     def rest(self, learner: Learner, engine: RolloutEngine) -> None:
         """End ranks and workers: no step follows, and this process samples and exports by itself. Twice is allowed."""
         cast("FleetEngine", engine).rest()
         if self.divided or isinstance(learner, FleetLearner):  # and not one with a critic
-            cast("FleetLearner | ShardedLearner", learner).rest()
+            cast("Any", learner).rest()
 
     def check(self, device: torch.device) -> None:
         """Raises ConfigError: there are too few GPUs, or the workers are to start vLLM servers, and vllm is not on

@@ -1,7 +1,5 @@
 """`[cluster]`: the processes that a run uses in addition to its own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec

@@ -8,8 +8,6 @@ Covered: strict keys, near names, no silent coercion (`true` is not 1, `"5"` is 
 Not covered: files, layers and presets (`oncurve.config.loading`).
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

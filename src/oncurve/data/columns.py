@@ -8,8 +8,6 @@ A template is `"{question}\\nAnswer:"`: a name in braces is a column, `{{` and `
 not used to fill them in, because it would read attributes and items of the values.
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Mapping
 from typing import Any

@@ -8,8 +8,6 @@ that is imported already; this module imports none of them.
 Covered: NumPy values in cells become Python's, missing cells of a DataFrame become None. Not covered: files.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice

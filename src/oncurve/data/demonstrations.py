@@ -11,8 +11,6 @@ tokenised as the continuation of it, up to the end token with which a sampled co
 Not covered: chat templates that render earlier turns differently once another follows; such rows are refused.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A path names a file, a folder, a pattern with `*`, or a data set of the hub, whi
 is here. The rows of a folder are those of its files in the order of their names, so that numbers of rows stay the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from bisect import bisect_right

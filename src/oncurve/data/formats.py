@@ -5,8 +5,6 @@ The suffix says which format it is in, that before `.gz` of a compressed one. A 
 A file with another suffix is read as JSON: one object per line, or an array.
 """
 
-from __future__ import annotations
-
 import csv
 import datetime
 import decimal

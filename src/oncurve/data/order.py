@@ -9,8 +9,6 @@ Efraimidis and Spirakis, Inf. Process. Lett. 2006). A group whose completions ar
 of 0; the floor brings its prompt back now and then.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol

@@ -3,8 +3,6 @@
 The section `[data]`. Every row is read and checked before a model is loaded.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -12,8 +12,6 @@ a disk that ignores fsync.
 Loaded lazily: tensors alone need torch, which readers of logs and reward workers do without.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from oncurve.base.lazy import lazily

@@ -1,7 +1,5 @@
 """Locks that follow no link, and checks that no entry of a folder leads out of it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

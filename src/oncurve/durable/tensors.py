@@ -1,7 +1,5 @@
 """Tensors written to the disk one at a time, so that those made on demand are never in memory together."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

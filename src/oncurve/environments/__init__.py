@@ -10,8 +10,6 @@ play.py       the callable of a worker, its random numbers, and the loop of its 
 programs.py   `Programs`: programs call the policy at endpoint.py. program.py runs them in a worker.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from oncurve.base.lazy import lazily

@@ -13,8 +13,6 @@ sampled. A tokenizer without a chat template gets the text of the messages as it
 Covered: text that spells a special token never becomes one. Not covered: images.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Covered: faults, hangs and deaths of environments.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

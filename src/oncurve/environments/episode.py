@@ -3,8 +3,6 @@
 Nothing here, nor any module that a worker imports, imports torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 `rehearsed` plays a short episode before a run, without a model, to see whether the environment's code works.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress

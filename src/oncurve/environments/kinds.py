@@ -1,7 +1,5 @@
 """The kinds of environments, by their names in a configuration."""
 
-from __future__ import annotations
-
 from oncurve.components import Component
 from oncurve.environments.games import GymText, OpenEnv, SkyRLGym, TextArena
 from oncurve.environments.settings import Endpoint, NoEnvironment, Tools

@@ -3,8 +3,6 @@
 The random numbers of their calls are here as well, and the event loop in which their coroutines run next to each other.
 """
 
-from __future__ import annotations
-
 import base64
 import inspect
 import random

@@ -6,8 +6,6 @@ A function is given what it names: `base_url`, `api_key`, `model`, `row` (all co
 columns by their names. A command finds the same in its environment: OPENAI_BASE_URL, OPENAI_API_KEY, ONCURVE_ROW.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

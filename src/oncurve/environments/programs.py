@@ -12,8 +12,6 @@ Covered: calls at the same time; calls that a client repeats; programs that rais
 program whose worker was killed runs again, and its calls get the answers that they got.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import time

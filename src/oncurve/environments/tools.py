@@ -8,8 +8,6 @@
 A tool's docstring has an `Args:` section in Google's style; transformers makes the JSON schema of it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property

@@ -10,8 +10,6 @@ Covered: any engine, on workers or not, by earlier weights or not.
 Not covered: keys and values of a row are computed again in each turn.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -9,8 +9,6 @@ What is covered: exact estimators, intervals that do not collapse at 0 % and 100
 What is not covered: comparing two policies on rewards that are not 0 or 1 (use `bootstrap` on the differences).
 """
 
-from __future__ import annotations
-
 from oncurve.evaluate.estimators import (
     Interval as Interval,
     bootstrap as bootstrap,

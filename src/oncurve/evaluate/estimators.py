@@ -4,8 +4,6 @@ The same data give the same digits. pass@k and maj@k are expectations over the s
 enumerating one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Evaluation of a policy on held-out prompts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

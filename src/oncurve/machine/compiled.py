@@ -4,8 +4,6 @@ On a CPU the function runs uncompiled. If the compiler fails (no C compiler, no 
 a GPU too, with one warning: slower, the same numbers.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar

@@ -21,8 +21,6 @@ OpenMP libraries, where nothing is changed and the notice names the setting that
 limit on processor time, under which no thread is in a queue.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading

@@ -4,8 +4,6 @@ Most of torch's kernels have one order. Those of attention's backward and of the
 operations, in an order that varies, unless torch is told otherwise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

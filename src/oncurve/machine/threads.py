@@ -1,7 +1,5 @@
 """Preparing the process for computing: its heap, its threads, its GPUs, and the watch over the processors."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

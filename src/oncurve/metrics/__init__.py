@@ -3,8 +3,6 @@
 Loaded lazily: the declarations alone need no torch.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from oncurve.base.lazy import lazily

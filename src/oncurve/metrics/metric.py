@@ -1,7 +1,5 @@
 """The declared metrics (metrics.toml), and how a key finds its declaration."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

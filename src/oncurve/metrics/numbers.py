@@ -1,7 +1,5 @@
 """A metric's value as text, for the terminal and the report."""
 
-from __future__ import annotations
-
 
 def short(value: float, digits: int = 3, zeros: bool = False) -> str:
     """Return a number in few characters: `digits` significant ones, thousands as k, M, G; `zeros` keeps trailing

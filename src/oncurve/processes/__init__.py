@@ -7,8 +7,6 @@ pool/        workers that run user code with a deadline and a memory limit
 fleets/      processes of a cluster that are placed, watched and replaced
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from oncurve.base.lazy import lazily

@@ -13,8 +13,6 @@ would go on. Then it ends as the server did.
 This file is what the minder runs, and so it imports nothing heavy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

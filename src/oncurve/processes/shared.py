@@ -7,8 +7,6 @@ The memory is freed when the handle is garbage-collected and no other process ha
 `memfd_create`, to which the size of /dev/shm does not apply.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import secrets

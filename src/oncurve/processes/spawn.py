@@ -6,8 +6,6 @@
 This module begins with the standard library alone, so that what it starts begins quickly and stays small.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

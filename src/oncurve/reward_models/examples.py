@@ -4,8 +4,6 @@ Files are read as those of `[data]` are. A chat's messages are `{"role", "conten
 prompt are held out together, so that no held-out prompt is trained on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -6,8 +6,6 @@
 12         update r_φ through continuous training with replay    `after_step`, at an iteration's last step
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Mapping, Sequence

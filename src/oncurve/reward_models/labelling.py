@@ -5,8 +5,6 @@ Steps that no verifier scores are labelled by continuations (Math-Shepherd, Wang
 label is the share of completions from its end on that come out right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice

@@ -23,15 +23,7 @@ from oncurve.learner import MasterAdamW, Pace, Schedule, UpdateResult
 from oncurve.losses import bradley_terry, step_cross_entropy
 from oncurve.machine.in_order import lookups_in_order
 from oncurve.metrics import Metrics
-from oncurve.models.classifiers import (
-    Classifier,
-    Encoded,
-    HeadKind,
-    OverlongError,
-    batches_by_length,
-    load_classifier,
-    save_classifier,
-)
+from oncurve.models import classifiers
 from oncurve.models.loading import DTYPES
 from oncurve.reward_models.examples import Example, PreferencePair
 
@@ -50,7 +42,7 @@ class NoRewardModel(Component):
 class RewardModelSettings(Component):
     """The fields of both kinds of reward model: the network, and how it is trained."""
 
-    head: ClassVar[HeadKind] = "outcome"
+    head: ClassVar[classifiers.HeadKind] = "outcome"
     """Which kind of classifier it is: a value per completion, or one per step."""
 
     examples: ClassVar[str] = "pairs"
@@ -81,12 +73,12 @@ class RewardModelSettings(Component):
     batch_size: int = Field(default=32, ge=1, le=10**6)
     """Examples (pairs, or completions with labelled steps) of one update."""
 
-    def load(self, new_head: bool = False, masters: bool = True) -> Classifier:
+    def load(self, new_head: bool = False, masters: bool = True) -> classifiers.Classifier:
         """Return the classifier: with `masters` in full precision, for `build`; otherwise in `dtype`, to score only.
 
         With `new_head` it may be a language model, which gets a new head. Raises ModelError.
         """
-        return load_classifier(
+        return classifiers.load_classifier(
             self.path,
             self.head,
             dtype="float32" if masters else self.dtype,
@@ -95,7 +87,7 @@ class RewardModelSettings(Component):
             new_head=new_head,
         )
 
-    def build(self, classifier: Classifier, total_updates: int = 0) -> RewardLearner:
+    def build(self, classifier: classifiers.Classifier, total_updates: int = 0) -> RewardLearner:
         """Return the learner of `classifier`, which computes in `dtype` from now on."""
         return RewardLearner(self, classifier, total_updates)
 
@@ -110,7 +102,7 @@ class OutcomeModel(RewardModelSettings):
 class ProcessModel(RewardModelSettings):
     """One reward per step (`kind = "process"`), learned from labelled steps."""
 
-    head: ClassVar[HeadKind] = "process"
+    head: ClassVar[classifiers.HeadKind] = "process"
     examples: ClassVar[str] = "completions with labelled steps"
 
 
@@ -125,7 +117,7 @@ REWARD_MODEL_KINDS: dict[str, type[Component]] = {
 class _Read:
     """An example as the classifier reads it: its texts, and for a process model the labels of their steps."""
 
-    texts: tuple[Encoded, ...]
+    texts: tuple[classifiers.Encoded, ...]
     margin: float = 0.0
     labels: tuple[float, ...] = ()
 
@@ -137,13 +129,14 @@ class _Read:
 class RewardLearner:
     """Trains a classifier. Two runs of the same updates on the same machine give the same bits."""
 
-    def __init__(self, settings: RewardModelSettings, classifier: Classifier, total_updates: int = 0) -> None:
+    def __init__(
+        self, settings: RewardModelSettings, classifier: classifiers.Classifier, total_updates: int = 0
+    ) -> None:
         """Take charge of `classifier`, in full precision as `RewardModelSettings.load` gives it.
 
         total_updates   of the whole training; the decaying schedules end there
         """
-        self.settings = settings
-        self.classifier = classifier
+        self.settings, self.classifier = settings, classifier
         self.optimizer = MasterAdamW(classifier.module, DTYPES[settings.dtype], has_base=classifier.adapter is not None)
         self.pace = Pace(settings.learning_rate, settings.schedule, total_updates)
 
@@ -195,7 +188,7 @@ class RewardLearner:
         count = len(read) if self.classifier.head == "outcome" else sum(len(each.labels) for each in read)
         losses = []
         rows = len(read[0].texts) if read else 1
-        for indices in batches_by_length([each.longest for each in read], TOKENS // rows):
+        for indices in classifiers.batches_by_length([each.longest for each in read], TOKENS // rows):
             with lookups_in_order(self.classifier.module):
                 total, right = self._piece([read[index] for index in indices])
             if backward:
@@ -237,7 +230,7 @@ class RewardLearner:
             known = [(end, y) for end, y in zip(example.ends, example.labels, strict=True) if y is not None]
             text = self.classifier.encode(example.prompt, example.completion, [end for end, _ in known])
             return _Read((text,), labels=tuple(label for _, label in known)) if known else None
-        except OverlongError:
+        except classifiers.OverlongError:
             return None
 
     def save(self, folder: Path) -> dict[str, Any]:
@@ -251,4 +244,4 @@ class RewardLearner:
 
     def export(self, path: Path) -> None:
         """Write the classifier in Hugging Face form, from its full-precision masters."""
-        save_classifier(self.classifier, path, self.optimizer.masters)
+        classifiers.save_classifier(self.classifier, path, self.optimizer.masters)

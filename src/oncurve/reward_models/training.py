@@ -3,8 +3,6 @@
 The order of the examples is a function of seed and pass, so the position of a training is one number: its updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

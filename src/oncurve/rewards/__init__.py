@@ -4,8 +4,6 @@
 and slow checkers run in killable workers. Faults are counted, and masked, raised or replaced by a value (`on_error`).
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from oncurve.base.lazy import lazily
@@ -35,10 +33,12 @@ if TYPE_CHECKING:
     )
     from oncurve.rewards.scoring.rewardset import (
         RewardSet as RewardSet,
+        Trial as Trial,
+        can_be_tried as can_be_tried,
         component_names as component_names,
+        tried as tried,
         verifier_of as verifier_of,
     )
-    from oncurve.rewards.scoring.trial import Trial as Trial, can_be_tried as can_be_tried, tried as tried
     from oncurve.rewards.settings import (
         InProcess as InProcess,
         RewardSettings as RewardSettings,

@@ -1,7 +1,5 @@
 """One reward of a run: the items that its function takes, and the values that are rewards."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping, Sequence

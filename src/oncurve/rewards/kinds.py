@@ -1,7 +1,5 @@
 """The kinds of rewards, by their names in a configuration."""
 
-from __future__ import annotations
-
 from oncurve.rewards.functions import verify
 from oncurve.rewards.functions.math import Cosine, Math
 from oncurve.rewards.functions.python import Python

@@ -9,7 +9,6 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
@@ -41,7 +40,12 @@ Split = Annotated[str, AfterValidator(_checked_split)]
 
 
 class Runner(Protocol):
-    """Applies a reward function to items: in workers (`WorkerPool`), or here (`InProcess`)."""
+    """Applies a reward function to items: in workers (`WorkerPool`), or here (`InProcess`).
+
+    A runner that works next to the sampler has `begin()`, which returns the items of one scoring as a `Job`, begun
+    while others are still being sampled. It may have `keep_in(file)`, for what a resumed run needs, and an
+    `announcement` for the plan, too.
+    """
 
     @property
     def about(self) -> Any:
@@ -52,24 +56,6 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Release processes and memory."""
-
-
-class RunnerJob(AbstractContextManager["RunnerJob"], Protocol):
-    """The items of one scoring, begun while others are still being sampled.
-
-    A runner that works next to the sampler has `begin() -> RunnerJob`. It may have `keep_in(file)`, for what a resumed
-    run needs, and an `announcement` for the plan, too.
-    """
-
-    @property
-    def overlapped_seconds(self) -> float:
-        """Time spent on it before `replies` was called."""
-
-    def add(self, items: Sequence[Any]) -> None:
-        """Begin with these items. Raises TypeError for one that cannot be sent."""
-
-    def replies(self) -> list[WorkerReply]:
-        """Return one reply per item, in the order in which they were added."""
 
 
 def kind_meant(table: Any) -> str | None:

@@ -19,8 +19,6 @@ Problems are a pure function of (split, seed, index), and a hash of its numbers 
 held-out problem occurs in no training set, for any seed, names, or order of the numbers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re

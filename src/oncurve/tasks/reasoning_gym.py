@@ -1,7 +1,5 @@
 """Data sets of reasoning-gym, each made once in a process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from difflib import get_close_matches

@@ -3,8 +3,6 @@
 With them the coefficients that change from step to step: of a KL in the reward, and of the entropy bonus.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -28,11 +26,9 @@ class Advantage(Protocol):
     @property
     def min_valid_completions(self) -> int:
         """The fewest valid completions a group needs."""
-        ...
 
     def __call__(self, batch: TrainBatch) -> Tensor | AdvantagesAndReturns:
         """Return advantages `(B, T)`, with returns where a critic learns from them."""
-        ...
 
 
 @dataclass(frozen=True)

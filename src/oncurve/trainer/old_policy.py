@@ -1,7 +1,5 @@
 """The old policy, which a step's updates begin with, and the policy that sampled: log-probs and weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

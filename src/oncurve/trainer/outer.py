@@ -1,7 +1,5 @@
 """Between steps: a reference that follows the policy by a schedule, and evaluations on held-out prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +20,9 @@ class OuterLoop(Protocol):
 
     def after_step(self, result: StepResult) -> StepResult:
         """Called after a step, before it is evaluated and recorded: line 12. May add metrics to the result."""
-        ...
 
     def save(self, folder: Path) -> Mapping[str, Any]:
         """Write what must survive into files of the checkpoint in `folder`; returns a JSON-able record for `load`."""
-        ...
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
         """Restore what `save` wrote."""

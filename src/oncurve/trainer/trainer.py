@@ -16,8 +16,6 @@
 The loop is the same for every algorithm: advantage, objective, KL and aggregation are components handed to it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The updates of one step: their metrics, what happens to those that were skipped, and the errors of a diverged run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ all shards itself. So no fault changes a bit, and none stops a run.
 `RankedLearner` is the part that learners of several ranks share: calls to the other ranks, and their answers.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -158,9 +156,7 @@ class FleetLearner(RankedLearner):
             self.fleet.close()
         self.fleet, self._world, self.members = None, ALONE, []
 
-    def close(self) -> None:
-        """End the processes, as `rest` does."""
-        self.rest()
+    close = rest
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """Return one optimizer update: shard by shard, added in the fixed tree."""

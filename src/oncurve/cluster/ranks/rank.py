@@ -3,8 +3,6 @@
 The gradient of an update is in shards: a learner computes each by itself, and they are added in a fixed tree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

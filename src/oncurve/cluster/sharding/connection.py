@@ -11,8 +11,6 @@ with a large vocabulary that copy is a good part of a rank's memory, and it is t
 A part is added to in the order of the ranks after its owner, so the same number of ranks always gives the same bits.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import suppress

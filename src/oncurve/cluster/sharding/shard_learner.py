@@ -18,8 +18,6 @@ now, out of the files that have them. torch.distributed.checkpoint would do the 
 and oncurve loads none.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ A rank that is lost takes its shard with it, so an update cannot be done again f
 and the first cause is raised as a LostStateError: the run goes back to its last checkpoint, with a new learner.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

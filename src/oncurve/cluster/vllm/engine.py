@@ -11,8 +11,6 @@ vLLM has kernels and a sampler of its own, so its tokens are not those of oncurv
 exact: the learner computes the old ones again, and `[correction]` applies.
 """
 
-from __future__ import annotations
-
 import math
 import resource
 import secrets

@@ -5,8 +5,6 @@ is copied to a folder where `vllm serve --middleware` finds it, and runs there w
 library alone.
 """
 
-from __future__ import annotations
-
 import hmac
 import os
 from collections.abc import Awaitable, Callable

@@ -8,8 +8,6 @@
 Not covered: TLS; a server of several machines.
 """
 
-from __future__ import annotations
-
 import http
 import json
 import os

@@ -10,8 +10,6 @@ several workers were lost with it, where it was refused with an error, and where
 the shards, not the workers, are part of the result, no fault changes a bit, and none stops a run.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -131,6 +129,7 @@ class FleetEngine(EngineBase):
         self.local, self.sampling, self._make_fleet = local, sampling, make_fleet
         self._shard_groups, self._threads, self._workers = facts.shard_groups, threads, facts.workers
         self._served, self._limit = facts.served, wait_seconds * (1 + facts.served)
+        self._bits = "" if facts.served else " to the same bits"
         self._patience = max(PATIENCE_SECONDS, wait_seconds * facts.served)
         self._fleet: Fleet | None = None
         self._snapshot: Snapshot | None = None
@@ -327,10 +326,6 @@ class FleetEngine(EngineBase):
         with computing_threads(self._threads):
             groups = self.local.generate(prompts, rollout.draw, rollout.sampling, None, firsts)
         rollout.keep(index, groups)
-
-    @property
-    def _bits(self) -> str:
-        return "" if self._served else " to the same bits"
 
     def _say_once(self, what: str) -> None:
         if what not in self._said:

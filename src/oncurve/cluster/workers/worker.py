@@ -10,8 +10,6 @@ would round differently from the base and the adapter that the learner computes 
 the adapter is sent, because nothing else changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from math import isfinite

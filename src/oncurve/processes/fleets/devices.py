@@ -7,8 +7,6 @@ A process gets its GPUs by CUDA_VISIBLE_DEVICES, which is set before it touches 
 GPU of another process, so neither a library's thread nor a server that it starts can put something there.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass

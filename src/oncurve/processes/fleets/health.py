@@ -4,8 +4,6 @@
 without a process and without a clock, and every kind of fleet behaves the same.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

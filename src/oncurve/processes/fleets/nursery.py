@@ -15,8 +15,6 @@ the fleet does, and not by a signal that asks the run to end in order.
 The nursery ends when the fleet does, and the kernel ends its processes with it, also those that are stopped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -9,8 +9,6 @@ done can pass for done. A keeper that cannot be reached, for however short a tim
 known, and its work is done again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -60,7 +58,7 @@ class RayFleet(Fleet):
     """
 
     def __init__(self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0, **settings: Any) -> None:
-        super().__init__(_RaySpawner(make, **settings), places, silence_seconds)
+        super().__init__(RaySpawner(make, **settings), places, silence_seconds)
 
 
 @dataclass
@@ -79,7 +77,7 @@ class _Keeper:
     killed_at: float | None = None
 
 
-class _RaySpawner:
+class RaySpawner:
     """The keepers, and what they answer."""
 
     quarantined = False

@@ -6,8 +6,6 @@ token that its processes inherit. It ends with this process, however that ends. 
 processes, and in one that has had a Ray before, with its threads, a fork may wait for ever.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

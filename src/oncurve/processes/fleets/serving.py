@@ -8,8 +8,6 @@ The machine may have none of the files of the one that wrote the recipe but the 
 order, one takes them, and one sends heartbeats every second.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import socket

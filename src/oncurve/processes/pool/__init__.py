@@ -11,8 +11,6 @@ Not covered: this is no sandbox. Malicious code can still do what this user may 
 code requests outlives it, and so does a daemon where the supervisor was killed together with the worker.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from oncurve.base.lazy import lazily

@@ -4,8 +4,6 @@ It is a thread, so that workers are served, and killed when they hang, while the
 it functions to call through a queue, and read the replies from their `PoolWork` when that is complete.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -12,8 +12,6 @@ same way as the worker.
 A callable may return a future: then the worker goes on with the next item, and answers this one when it is done.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """One worker process as its parent sees it: two pipes, the pending items, the replies, and how it ended."""
 
-from __future__ import annotations
-
 import array
 import contextlib
 import fcntl

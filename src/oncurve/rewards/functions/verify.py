@@ -6,8 +6,6 @@ All patterns of `choice` take time linear in the text. Covered: `The answer is (
 covered: several right letters.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

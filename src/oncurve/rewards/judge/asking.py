@@ -5,8 +5,6 @@ because they would carry the key elsewhere), keys in messages (replaced); `oncur
 Not covered: streaming, several answers to one request.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import deque
@@ -30,11 +28,7 @@ TEMPORARY = {408, 409, 425, 429}
 
 
 class Unanswered(Exception):  # noqa: N818 - a result that the caller turns into a fault
-    """There is no answer. `kind` of the fault: "timeout" or "exception"."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
+    """There is no answer. Its arguments are the kind of the fault, "timeout" or "exception", and a message."""
 
 
 class Temporary(Exception):  # noqa: N818

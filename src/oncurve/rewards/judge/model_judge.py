@@ -257,7 +257,8 @@ class EndpointRunner:
             text = text.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be stored
             return self.replies.add(key, text, tokens)
         except Unanswered as error:
-            return WorkerReply(None, error.kind, f"{error}{' (timeout_seconds)' * (error.kind == 'timeout')}")
+            kind, message = error.args
+            return WorkerReply(None, kind, f"{message}{' (timeout_seconds)' * (kind == 'timeout')}")
         except RewardError as error:
             raise RewardError(f"reward {self.settings.name or self.settings.default_name}: {error}") from error
 

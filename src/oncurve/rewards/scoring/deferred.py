@@ -1,7 +1,5 @@
 """Scorings: the rewards of one step, begun by workers while groups are still being sampled, and collected then."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections import Counter, defaultdict
@@ -13,9 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import DataError, OncurveError, RewardError, TrainingError
-from oncurve.processes.pool import WorkerReply
+from oncurve.processes.pool import Job, WorkerReply
 from oncurve.rewards.component import LARGEST_REWARD, RewardComponent, Stepwise, checked, within
-from oncurve.rewards.settings import RunnerJob
 from oncurve.types import Completion, Group, Prompt, Score
 
 
@@ -58,11 +55,9 @@ class Scorer(Protocol):
 
     def begin(self, step: int = 0) -> AbstractContextManager[Scoring]:
         """Return the scoring of one call of the engine. `step` is for rewards that depend on how far the run is."""
-        ...
 
     def score(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups, each completion with its score."""
-        ...
 
 
 Sent = TypeVar("Sent")
@@ -230,7 +225,7 @@ class ComponentScoring:
         self.metrics: dict[str, list[float]] = {}
         self.extras: dict[str, list[Any]] = {}
         self._step = step
-        begin: Callable[[], RunnerJob] | None = getattr(component.runner, "begin", None)
+        begin: Callable[[], Job] | None = getattr(component.runner, "begin", None)
         self.job = None if begin is None else undo.enter_context(begin())
         self._order: list[int] = []
         self._here: list[WorkerReply] = []

@@ -34,11 +34,9 @@ class PromptSource(Protocol):
 
     def take(self, cursor: int, count: int, counts: Counts | None = None) -> tuple[list[Prompt], int]:
         """Return `count` prompts from `cursor` on, and the cursor after them; with a curriculum by the `counts`."""
-        ...
 
     def epoch(self, cursor: int) -> float:
         """Return how many times the data has been gone through at `cursor`."""
-        ...
 
 
 class GivenUpError(Exception):

@@ -42,11 +42,8 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, keep: int, run: Mapping[str, Any] | None = None) -> None:
-        self.directory = directory
-        self.keep = keep
-        self.run = dict(run or {})
-        self.newest = 0
-        self._best = 0
+        self.directory, self.keep, self.run = directory, keep, dict(run or {})
+        self.newest = self._best = 0
 
     def write(self, number: int, fill: Callable[[Path], Mapping[str, Any]], best: int = 0) -> Path:
         """Write `step-<number>` and prune older ones: `fill` writes its files into a folder and returns its record.

@@ -1,7 +1,5 @@
 """The run directory's growing part: metrics, groups in `rollouts/`, incidents; and what a full disk refuses."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The metrics of a step from its groups and its batch, the timer of its phases, and numbers of its tokens."""
 
-from __future__ import annotations
-
 import logging
 import math
 import sys
