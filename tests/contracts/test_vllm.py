@@ -3,7 +3,6 @@
 Both are started by the program `vllm` that is first on PATH.
 """
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,8 @@ import psutil
 import pytest
 import torch
 
-from fakes.vllm_server import server_program, tiny_llama as model
+from fakes.tables import table
+from fakes.vllm_server import ARGUMENTS, REAL, put_first, tiny_llama as model
 from fakes.waiting import until
 from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.cluster import HostCluster
@@ -26,10 +26,6 @@ from oncurve.models import CausalModel, LocalWeights
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Group, Prompt
 
-REAL = os.environ.get("ONCURVE_VLLM_BIN")
-"""The folder of a real `vllm`; None: oncurve's own server stands in."""
-
-ARGUMENTS = ("--enforce-eager", "--max-num-seqs", "16") if REAL else ()
 SAMPLING = Sampling(group_size=3, max_new_tokens=6, temperature=0.7, max_concurrent=8)
 EOS = tuple(range(8))
 PROMPTS = [Prompt(number, "", (30 + number, 3, 40)) for number in range(5)]
@@ -37,14 +33,7 @@ PROMPTS = [Prompt(number, "", (30 + number, 3, 40)) for number in range(5)]
 
 @pytest.fixture
 def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    found = tmp_path / "orders"
-    found.mkdir()
-    if REAL is None:
-        server_program(tmp_path / "bin")
-    monkeypatch.setenv("PATH", f"{REAL or tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("ONCURVE_TEST_ORDERS", str(found))
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    return found
+    return put_first(tmp_path, monkeypatch)
 
 
 @contextmanager
@@ -136,13 +125,7 @@ def test_a_server_samples_from_the_weights_that_it_was_given_last(orders: Path) 
 def test_answers_that_cannot_be_used_say_what_is_wrong(orders: Path) -> None:
     with engine(120.0) as served:
         served.follow(LocalWeights(model(), 0))
-        for action, words in [
-            ("500", "answered 500: ZeroDivisionError: a defect of the server"),
-            ("garbage", "answered no JSON"),
-            ("short", "tokens with"),
-            ("nan", "not finite"),
-            ("older", r"should have from 0"),
-        ]:
+        for action, words in table("vllm", "orders"):
             (orders / f"{action}-0").touch()
             with pytest.raises(TrainingError, match=words):
                 served.generate(PROMPTS, draw=0)

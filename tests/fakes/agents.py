@@ -65,25 +65,22 @@ def broken(base_url, api_key, row, how=None):
         nested = [{"role": "user", "content": [{"role": "user", "content": "go"}]}]
         raise RuntimeError(post(base_url, api_key, "/chat/completions", {"messages": nested})[0])
     if how == "junk":
+
+        def is_refused(body, path="/chat/completions"):
+            return post(base_url, api_key, path, body)[0] == 400
+
         for body in ("{", "[" * 100_000, "[]", {"messages": [{}]}, {"messages": [{"role": "user", "content": 3}]}):
-            assert post(base_url, api_key, "/chat/completions", body)[0] == 400
+            assert is_refused(body)
         deep = "[" * 500 + "]" * 500
         function = f'{{"type": "function", "function": {{"name": "f", "x": {deep}}}}}'
         for text in ('"\\ud800"', f'"x"}}], "tools": [{function}], "y": [{{"z": 1'):
-            assert (
-                post(
-                    base_url, api_key, "/chat/completions", f'{{"messages": [{{"role": "user", "content": {text}}}]}}'
-                )[0]
-                == 400
-            )
+            assert is_refused(f'{{"messages": [{{"role": "user", "content": {text}}}]}}')
         messages = [{"role": "user", "content": "x"}]
         for more in ({"n": 2}, {"max_tokens": 0}, {"stop": [""]}, {"tools": [{}]}, {"messages": []}):
-            assert post(base_url, api_key, "/chat/completions", {"messages": messages, **more})[0] == 400
+            assert is_refused({"messages": messages, **more})
         image = [{"type": "image_url", "image_url": {"url": "x"}}]
-        assert (
-            post(base_url, api_key, "/chat/completions", {"messages": [{"role": "user", "content": image}]})[0] == 400
-        )
-        assert post(base_url, api_key, "/reward", {"reward": float("nan")})[0] == 400
+        assert is_refused({"messages": [{"role": "user", "content": image}]})
+        assert is_refused({"reward": float("nan")}, "/reward")
     messages = [{"role": "user", "content": "go"}]
     if how == "long":
         ask(base_url, api_key, [{"role": "user", "content": "x" * 1_000_000}])

@@ -18,36 +18,16 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from fakes.tables import table
 from oncurve.models import TransformersModel
 from oncurve.models.layers.rms_norm import replace_norms
 
 VOCABULARY = 61
 WINDOW = 5
 
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,  # large enough that attention is far from uniform
-}
-
-
-def _gpt2() -> nn.Module:
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=128,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        bos_token_id=1,
-        eos_token_id=2,
-        initializer_range=0.2,
-    )
-    return GPT2LMHeadModel(config)
+SHAPE = table("tiny_models", "shape")
+SMALL = table("tiny_models", "small")
+"""A shape with half of the width, for models that are made often."""
 
 
 ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
@@ -55,7 +35,7 @@ ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=WINDOW)),
-    "gpt2": _gpt2,
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**table("tiny_models", "gpt2"))),
 }
 
 

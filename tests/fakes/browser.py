@@ -90,9 +90,6 @@ class Browser:
         """Return whether the page is wider than its window."""
         return bool(self.run("return document.documentElement.scrollWidth > innerWidth"))
 
-    def shoot(self, path: Path) -> None:
-        self.driver.save_screenshot(str(path))
-
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Browser]:

@@ -29,6 +29,10 @@ class Counted:
     def pid(self) -> int:
         return os.getpid()
 
+    def seen(self) -> str:
+        """Return the GPUs of the process."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 

@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from http.server import BaseHTTPRequestHandler
+from threading import Lock
 from typing import Any, Self
+
+from fakes.model_hub import Answering, serving
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,7 @@ class ChatServer:
         self._lock = Lock()
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: object) -> None:
-                """Print nothing."""
-
+        class Handler(Answering, BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 self.send_error(404)
 
@@ -51,18 +50,14 @@ class ChatServer:
                 with suppress(OSError):  # the client has gone
                     server._answer(self)
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._server.block_on_close = False
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-        Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        self._serving = serving(Handler)
 
     @property
     def messages(self) -> list[str]:
         return [body["messages"][-1]["content"] for _, _, body in self.asked]
 
-    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
-        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+    def _answer(self, handler: Answering) -> None:
+        body = json.loads(handler.body())
         message = body["messages"][-1]["content"]
         with self._lock:
             number = self.messages.count(message)
@@ -86,8 +81,8 @@ class ChatServer:
             time.sleep(said.drip_seconds)
 
     def __enter__(self) -> Self:
+        self.url = f"{self._serving.__enter__()}/v1"
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def __exit__(self, *error: Any) -> None:
+        self._serving.__exit__(*error)

@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from fakes.architectures import SMALL, seeded
 from oncurve.models import tiny
 from oncurve.models.classifiers.classifier import Classifier, HeadKind
 from oncurve.models.classifiers.load import load_classifier
@@ -67,17 +68,12 @@ def lay_down(
     tokenizer = shipped_tokenizer() if tokenizer is None else tokenizer
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
         max_position_embeddings=longest,
         attention_dropout=dropout,
-        initializer_range=0.3,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **SMALL,
         **named,
     )
     with torch.random.fork_rng():
@@ -96,20 +92,8 @@ def lay_down_bert(folder: Path) -> Path:
     inner = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     inner.post_processor = TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    config = BertConfig(
-        vocab_size=len(words),
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=LONGEST,
-        initializer_range=0.3,
-        num_labels=1,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        module = BertForSequenceClassification(config)
-    module.save_pretrained(folder)
+    config = BertConfig(vocab_size=len(words), max_position_embeddings=LONGEST, num_labels=1, **SMALL)
+    seeded(lambda: BertForSequenceClassification(config)).save_pretrained(folder)
     PreTrainedTokenizerFast(
         tokenizer_object=inner, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
     ).save_pretrained(folder)

@@ -30,28 +30,13 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from triton.backends.compiler import GPUTarget
 
+from fakes.tables import table
 from oncurve.models.decode import graph_buffers
 from oncurve.models.head import linear_logprobs
 from oncurve.models.layers import elementwise, rms_norm
 
 TARGET = GPUTarget("cuda", 90, 32)
-H100 = SimpleNamespace(
-    name="NVIDIA H100 80GB HBM3",
-    major=9,
-    minor=0,
-    total_memory=85 * 10**9,
-    multi_processor_count=132,
-    regs_per_multiprocessor=65536,
-    max_threads_per_multi_processor=2048,
-    max_threads_per_block=1024,
-    warp_size=32,
-    L2_cache_size=50 << 20,
-    shared_memory_per_block=48 << 10,
-    shared_memory_per_block_optin=227 << 10,
-    shared_memory_per_multiprocessor=228 << 10,
-    gcnArchName="",
-    uuid="",
-)
+H100 = SimpleNamespace(**table("h100", "properties"))
 
 
 def answer(value: Any) -> Any:

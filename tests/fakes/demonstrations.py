@@ -4,26 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from fakes.project import words_tokenizer
+from fakes.tables import table
 from oncurve.data import Demonstrations, InMemory, Prompts, load_demonstrations, open_demonstrations
 
-TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
-    "{% for turn in messages %}{% if turn.role == 'assistant' %}w51 {% generation %}{{ turn.content }} </s>"
-    "{% endgeneration %} w52 {% else %}w50 {{ turn.content }} {% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}w51 {% endif %}"
-)
-CHATS = [
-    {
-        "messages": [
-            {"role": "system", "content": "w3"},
-            {"role": "user", "content": "w4 w5"},
-            {"role": "assistant", "content": "w6"},
-            {"role": "user", "content": "w7"},
-            {"role": "assistant", "content": "w8 w9 w10"},
-        ]
-    },
-    {"messages": [{"role": "user", "content": "w11 w12 w13"}, {"role": "assistant", "content": "w14 w15"}]},
-]
+TEMPLATE = table("demonstrations", "template")
+CHATS = table("demonstrations", "chats")
 
 
 def chat_tokenizer() -> Any:

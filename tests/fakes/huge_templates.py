@@ -7,6 +7,7 @@ import sys
 
 from transformers import AutoTokenizer
 
+from fakes.tables import table
 from oncurve.base.errors import ModelError
 from oncurve.models import tiny
 from oncurve.models.loading import chat_templates as chat
@@ -14,22 +15,7 @@ from oncurve.models.loading import chat_templates as chat
 DOUBLED = "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(24) %}{% set ns.x = DOUBLE %}{% endfor %}{{ ns.x }}"
 LONG = "{% set a %}{% for i in range(99999) %}aaaaaaaa{% endfor %}{% endset %}"
 HUGE = [
-    "{{ 'a' * N }}",
-    "{{ ([0] * M)|length }}",
-    "{{ '%Nd' % 1 }}",
-    "{{ '%*d' % (N, 1) }}",
-    "{{ '%Nd'|format(1) }}",
-    "{{ '{:Nd}'.format(1) }}",
-    "{{ 'a'.center(N) }}",
-    "{{ 'a'.ljust(N) }}",
-    "{{ 'a'.rjust(N) }}",
-    "{{ 'a'.zfill(N) }}",
-    "{{ '\t'.expandtabs(N) }}",
-    "{{ 'a'|center(N) }}",
-    "{{ 'a\nb'|indent(N) }}",
-    "{{ [1]|tojson(indent=N) }}",
-    "{{ (1).to_bytes(N, 'big')|length }}",
-    "{{ [1]|batch(M, 0)|list|length }}",
+    *table("huge_templates", "huge"),
     LONG + "{{ a.replace('a', a[:99]) }}",
     LONG + "{{ range(99)|join(a) }}",
     LONG + "{% for i in range(99) %}{{ a }}{% endfor %}",

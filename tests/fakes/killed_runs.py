@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fakes.started import start_process
+from fakes.tables import table
 from fakes.waiting import until
 from oncurve import cli, durable
 from oncurve.metrics import METRICS
@@ -28,12 +29,7 @@ QUIET = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 SAME = ("model.safetensors", "replay.jsonl", "surplus.jsonl")
 TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
 
-PLACES = {
-    "rollout": ("oncurve.rollout.engine", "InProcessEngine", "_completions", 20),
-    "update": ("oncurve.learner.optimizer.update", "MasterAdamW", "gradient_norm", 4),
-    "reward-model training": ("oncurve.reward_models.learner", "RewardLearner", "update", 2),
-    "keeping examples": ("oncurve.reward_models.iterative", "Replay", "add", 6),
-}
+PLACES = table("killed_runs", "places")
 
 
 def start(*arguments: str, begin: Sequence[str] = ("-m", "oncurve")) -> "subprocess.Popen[str]":
@@ -133,8 +129,11 @@ def metrics_of(out: Path, *without: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in left_out} for line in lines]
 
 
-def compare(first: Path, second: Path, steps: int) -> None:
-    """Two runs are the same bit for bit: checkpoints, logs but for times and processes, samples, and models."""
+def compare(first: Path, second: Path, steps: int, *without: str) -> None:
+    """Two runs are the same bit for bit: checkpoints, samples, models, and logs but for times and processes.
+
+    Of the logs what begins with the words `without` is left out, too.
+    """
     names = [[path.name for _, path in durable.numbered(out / "checkpoints")] for out in (first, second)]
     assert names[0] == names[1]
     assert names[0][-1] == f"step-{steps:06d}"
@@ -147,8 +146,8 @@ def compare(first: Path, second: Path, steps: int) -> None:
             assert {key: raw(ours[key]) for key in ours} == {key: raw(theirs[key]) for key in theirs}, (name, file)
         ours, theirs = (durable.read_json(folder / "state.json") for folder in (one, two))
         assert (ours["learner"], ours["outer"]) == (theirs["learner"], theirs["outer"]), name
-    found = metrics_of(second, "cluster/")
-    assert metrics_of(first, "cluster/") == found
+    found = metrics_of(second, "cluster/", *without)
+    assert metrics_of(first, "cluster/", *without) == found
     assert [line["step"] for line in found if line["step"]] == list(range(1, steps + 1))  # step 0: an evaluation
     whole = [path.relative_to(first) for path in first.rglob("*") if path.name in SAME or "rollouts" in path.parts]
     assert Path("model/model.safetensors") in whole

@@ -12,7 +12,7 @@ from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.kl import KL_KINDS
 from oncurve.learner import Learner, LearnerConfig, LocalLearner
-from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, PolicyAndApart, Regularizer
+from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
 from oncurve.types import Group, TrainBatch
 from oracles.plain_grpo import PlainGroup
 
@@ -33,14 +33,13 @@ def make_learner(
     temperature: float = 0.7,
     total_updates: int = 10,
     tied: bool = False,
-    kl_aggregation: str | None = None,
     **settings: object,
 ) -> LocalLearner:
     """A learner of a tiny policy (seed 0), whose reference is another one (seed 1) where there is a KL term."""
     return LearnerConfig(**settings).build(
         tiny_model(dtype, seed=0, tied=tied),
         OBJECTIVE_KINDS[objective](),
-        Regularizer(KLPenalty(estimator=estimator, coef=kl_coef, aggregation=kl_aggregation), entropy_coef),
+        Regularizer(KLPenalty(estimator=estimator, coef=kl_coef), entropy_coef),
         temperature=temperature,
         total_updates=total_updates,
         reference=tiny_model(dtype, seed=1, tied=tied) if kl_coef else None,
@@ -49,21 +48,14 @@ def make_learner(
 
 
 def finished(
-    learner: LocalLearner,
-    groups: list[Group],
-    aggregation: str = "token-mean",
-    old: bool = True,
-    kl_aggregation: str | None = None,
+    learner: LocalLearner, groups: list[Group], aggregation: str = "token-mean", old: bool = True
 ) -> TrainBatch:
     """The batch of `groups` as it comes to an update; with `old`, the recorded log-probs are the old policy's."""
     batch = with_reference(learner, collate(groups))
     if old:
         batch = batch.having(old_logprobs=batch.rollout_logprobs)
     batch = batch.with_advantages(GroupAdvantage()(batch))
-    policy = weigher(aggregation)
-    return batch.with_weights(
-        (policy if kl_aggregation is None else PolicyAndApart(policy, weigher(kl_aggregation)))(batch)
-    )
+    return batch.with_weights(weigher(aggregation)(batch))
 
 
 def with_reference(learner: Learner, batch: TrainBatch) -> TrainBatch:
@@ -85,16 +77,24 @@ def carried_over(given: Any, taken: Any, folder: Path) -> Any:
     return record
 
 
-def plain_groups(groups: list[Group]) -> list[PlainGroup]:
-    """The groups as the oracle takes them."""
+def plain_groups(
+    groups: list[Group], weights: list[list[float]] | None = None, old: list[list[float]] | None = None
+) -> list[PlainGroup]:
+    """The groups as the oracle takes them, with `weights` and `old` log-probs of each completion in order.
+
+    The old log-probs are by default those that the completions have.
+    """
+    given = [list(c.logprobs) for group in groups for c in group.completions]
+    rows, all_weights = iter(old or given), iter(weights or ())
     return [
         PlainGroup(
             list(group.prompt.ids),
             [list(c.ids) for c in group.completions],
             [score.reward if score.valid else None for score in group.scores],
-            [list(c.logprobs) for c in group.completions],
+            [next(rows) for _ in group.completions],
             [list(c.trained or (True,) * len(c.ids)) for c in group.completions],
             sampler_logprobs=[list(c.logprobs) for c in group.completions],
+            policy_weights=[next(all_weights) for _ in group.completions] if weights else None,
         )
         for group in groups
     ]

@@ -32,49 +32,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fakes.tables import table
+
 NAME = "pretended"
 CPU = torch.device("cpu")
 aten = torch.ops.aten
 
-KERNELS = {
-    "sort.stable": 4,
-    "sort.default": 4,
-    "argsort.stable": 5,
-    "logsumexp.default": 4,
-    "nonzero.default": 3,
-    "embedding_dense_backward.default": 4,
-    "index_put_.default": 2,
-    "_index_put_impl_.default": 2,
-    "masked_scatter.default": 2,
-    "unique_consecutive.default": 4,
-    "multinomial.default": 4,
-    "bincount.default": 3,
-}
+KERNELS = table("pretended_gpu", "kernels")
 """Kernels of an operation on CUDA where they are not one, as ATen's sources have them: an estimate."""
 
-FREE = {
-    "detach", "alias", "lift_fresh", "_local_scalar_dense", "is_same_size", "empty", "empty_strided", "empty_like",
-    "new_empty", "new_empty_strided", "equal", "_unsafe_view", "_reshape_alias", "resize_", "set_",
-}  # fmt: skip
+FREE = set(table("pretended_gpu", "free"))
 """Operations without a kernel of their own."""
 
-WAITING = {
-    "_local_scalar_dense",
-    "is_nonzero",
-    "equal",
-    "nonzero",
-    "masked_select",
-    "unique_consecutive",
-    "_unique2",
-    "bincount",
-    "histc",
-    "repeat_interleave.Tensor",
-}
+WAITING = set(table("pretended_gpu", "waiting"))
 
-VARYING = {
-    "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_reduce_",
-    "put_", "histc", "bincount", "kthvalue", "median", "_embedding_bag",
-}  # fmt: skip
+VARYING = set(table("pretended_gpu", "varying"))
 """Of torch's list for `use_deterministic_algorithms`, those that a language model may meet. Beside them: `index_put`
 that accumulates, `cumsum` of floating-point numbers."""
 
@@ -83,9 +55,7 @@ VARYING_UNLESS_ASKED = {"embedding_dense_backward"}
 
 TAKES_HOST_INDICES = {"index", "index_put_", "_index_put_impl_", "index_put"}
 
-NEEDS_ONE_DEVICE = {
-    "addcmul", "index_select", "index_copy_", "index_copy", "index_add_", "gather", "scatter_", "scatter_add_",
-}  # fmt: skip
+NEEDS_ONE_DEVICE = set(table("pretended_gpu", "needs_one_device"))
 """Operations that refuse a number of the host, too."""
 
 

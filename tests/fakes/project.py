@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,10 @@ class Said:
         """This, where the command ended with 0."""
         assert self.code == 0, self
         return self
+
+
+Command = Callable[..., Said]
+"""The command with its words, as the fixture `command` has it."""
 
 
 def oncurve(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Said:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fakes.architectures import SMALL
 from fakes.tiny_policy import random_groups
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
@@ -29,18 +30,7 @@ def llama(tied: bool = False, seed: int = 3) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=29,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=tied,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-    )
-    return LlamaForCausalLM(config)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=29, tie_word_embeddings=tied, max_position_embeddings=64, **SMALL))
 
 
 def make_llama(

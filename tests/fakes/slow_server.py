@@ -6,21 +6,9 @@ from contextlib import suppress
 from threading import Event, Thread
 from typing import Self
 
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-PARTS = {
-    "status line": (b"HTTP/1.1 200 O", b"K"),
-    "interim answers": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
-    "headers of an interim answer": (b"HTTP/1.1 103 Early Hints\r\n", b"Link: <a>\r\n"),
-    "headers": (b"HTTP/1.1 200 OK\r\n", b"X-Y: z\r\n"),
-    "one header": (b"HTTP/1.1 500 Error\r\nX-Y: ", b"z"),
-    "body with a length": (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n", b"{"),
-    "body without a length": (b"HTTP/1.1 429 Slow\r\n\r\n", b"{"),
-    "chunk size": (CHUNKED, b"0"),
-    "chunk extension": (CHUNKED + b"1;", b"x"),
-    "chunks": (CHUNKED, b"1\r\n{\r\n"),
-    "trailers": (CHUNKED + b"0\r\n", b"X-Y: z\r\n"),
-    "handshake of TLS": (b"\x16\x03\x03\x3f\xff\x02\x00\x3f\xfb\x03\x03", b"\0"),
-}
+from fakes.tables import table
+
+PARTS = {name: [text.encode("latin-1") for text in part] for name, part in table("slow_server", "parts").items()}
 """What comes before the end that never comes, and what comes in its place, by part of an answer."""
 
 PACES = ("stops", "drips", "floods")

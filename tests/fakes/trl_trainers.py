@@ -14,6 +14,8 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import oncurve.models.tiny
+from fakes.architectures import SMALL
+from fakes.tables import table
 from oncurve.compat.trl import GRPOConfig, GRPOTrainer
 from oncurve.models.loading import load_tokenizer
 from oncurve.rollout import EngineBase
@@ -23,35 +25,9 @@ if os.environ.get("ONCURVE_TRL"):
     sys.path.append(os.environ["ONCURVE_TRL"])
 NO_TRL = None if find_spec("trl") else "TRL is not installed; ONCURVE_TRL may name the folder that holds it"
 
-TEMPLATE = """\
-{%- if tools %}<|im_start|>system
-Tools:{% for tool in tools %} {{ tool | tojson }}{% endfor %}<|im_end|>
-{% endif %}
-{%- for message in messages %}<|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else %}
-{%- for part in message.content %}{{ part.text }}{% endfor %}{% endif %}
-{%- for call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{% endfor %}<|im_end|>
-{% endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+TEMPLATE = table("trl_trainers", "template")
 
-RESPONSE = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close_pattern": r"</tool_call>\s*",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
-    },
-}
+RESPONSE = table("trl_trainers", "response")
 END = "<|im_end|>"
 
 
@@ -122,10 +98,7 @@ class Played:
 def arguments(turns, rows=({"prompt": [{"role": "user", "content": "go"}]},), most=400, response=RESPONSE, **more):
     """The arguments of both trainers, without `args`, and those of `GRPOConfig`."""
     made = tokenizer(response)
-    config = LlamaConfig(
-        vocab_size=len(made), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
-        max_position_embeddings=4096,
-    )  # fmt: skip
+    config = LlamaConfig(vocab_size=len(made), max_position_embeddings=4096, **SMALL)
     torch.manual_seed(0)
     options = {"max_completion_length": most, "num_generations": 2, "per_device_train_batch_size": 2 * len(rows or [0])}
     options |= {"report_to": "none", "use_cpu": True, "bf16": False, "max_steps": 1}

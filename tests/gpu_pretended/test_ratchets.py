@@ -170,14 +170,7 @@ def captured(captures: pretended_gpu.Captures, **settings: Any) -> int:
 
 
 def all_captured(captures: pretended_gpu.Captures) -> dict[str, Any]:
-    return {
-        "captures after the first step": captured(captures),
-        "captures after the first step, with evaluation": captured(captures, eval={"every": 1}),
-        "captures after the first step, with a lag": captured(captures, cluster={"lag": 1}),
-        "captures after the first step, with a lag and evaluation": captured(
-            captures, cluster={"lag": 2}, eval={"every": 1}
-        ),
-    }
+    return {name: captured(captures, **settings) for name, settings in table("ratchets", "runs").items()}
 
 
 def test_a_run_takes_the_memory_that_is_forecast(captures: pretended_gpu.Captures) -> None:

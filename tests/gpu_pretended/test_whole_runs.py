@@ -30,13 +30,7 @@ from oncurve.tasks.arithmetic import problems, solution
 CPU = torch.device("cpu")
 EXACT, SINGLE = 1e-9, 1e-3
 
-SIZES = {
-    "rollout.group_size": 4,
-    "rollout.max_new_tokens": 10,
-    "data.prompts_per_step": 3,
-    "learner.learning_rate": 1e-2,
-    "learner.epsilon": 1e-4,
-}
+SIZES = table("whole_runs", "sizes")
 PROMPTS = [{"prompt": [3 + index, 4, 5, 6][: 2 + index % 3]} for index in range(12)]
 OF_THE_CLOCK = ("time/", "memory/", "tokens/per_second", "cluster/", "policy/mismatch")
 
@@ -96,12 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lay_down(tmp_path_factory.mktemp("model"), "causal")
 
 
-TEXTS: dict[str, dict[str, Any]] = {
-    "stop strings, evaluation": {"rollout.stop": ["1", "+"], "eval.every": 1, "data.eval_fraction": 0.25},
-    "the generic path": {"model.attention": "generic"},
-    "lean": {"model.dtype": "bfloat16", "learner.masters": "split", "learner.moments": "bfloat16"},
-    "a reference in bfloat16": {"model.dtype": "bfloat16", "reference.every": 1},
-}
+TEXTS: dict[str, dict[str, Any]] = table("whole_runs", "texts")
 
 
 def loaded(

@@ -1,13 +1,13 @@
 """A small project and the command line in it; modules whose tests share a project have their own fixture `site`."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fakes.project import Said, lay_out, oncurve
-from oncurve.models.loading import hub
+from fakes.project import Command, lay_out, oncurve
+from oncurve.models.loading import ModelConfig, hub
 
 
 @pytest.fixture(scope="module")
@@ -30,5 +30,19 @@ def project(site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models that are loaded in this test."""
+    real, found = ModelConfig.build, list[str]()
+
+    def build(self: ModelConfig, *arguments: Any, **named: Any) -> Any:
+        built = real(self, *arguments, **named)
+        found.append(self.path)
+        return built
+
+    monkeypatch.setattr(ModelConfig, "build", build)
+    return found
+
+
+@pytest.fixture
+def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
     return lambda *arguments: oncurve(arguments, monkeypatch, capfd)

@@ -5,7 +5,6 @@ import os
 import shlex
 import shutil
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,35 +13,31 @@ import pytest
 
 import oncurve
 from fakes.killed_runs import metrics_of
-from fakes.project import ROWS, Said, lay_out
+from fakes.project import ROWS, Command
 from fakes.tables import table
 from oncurve.durable import read_json
 from oncurve.models.loading import ModelConfig
 from oncurve.run import resume_any
 from oncurve.trainer import HeldOut, StepResult, TrainerState
 
-Command = Callable[..., Said]
 REWARD = """
 def ones(completion):
     return completion.count("w1") / 10
 """
 SETTINGS: dict[str, Any] = table("best_and_limits", "settings")
-WORDS = ["data.eval_path=held_out.jsonl", "learner.learning_rate=0.03", "checkpoint.every=1", "checkpoint.keep=1"]
-WORDS += ["rewards=[{kind='python', path='reward.py:ones', processes=1}]", "checkpoint.best=eval/reward"]
-WORDS += ["eval.every=1", "eval.max_new_tokens=9", "model.dtype=float32"]
+WORDS: list[str] = table("best_and_limits", "words")
 STEPS = 4
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(laid_out: Path) -> Path:
     """The project, with the run that nothing interrupts in `whole`."""
-    folder = lay_out(tmp_path_factory.mktemp("project"))
-    (folder / "reward.py").write_text(REWARD)
-    (folder / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:2]))
+    (laid_out / "reward.py").write_text(REWARD)
+    (laid_out / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:2]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+        patch.chdir(laid_out)
         oncurve.train("recipe.toml", out="whole", steps=STEPS, settings=SETTINGS).close()
-    return folder
+    return laid_out
 
 
 @pytest.fixture(autouse=True)

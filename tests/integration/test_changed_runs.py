@@ -12,22 +12,21 @@ import pytest
 import tomli_w
 
 import oncurve
-from fakes.project import ROWS, Said, lay_out
+from fakes.project import ROWS, Command
+from fakes.tables import table
 from oncurve.config import RUN, load_config
 from oncurve.run.directory.identity import Differences, compare, defaults_of
 from oncurve.trainer import FORMAT
 
-Command = Callable[..., Said]
 STEPS = 2
 
 
 @pytest.fixture(scope="module")
-def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def laid_out(laid_out: Path) -> Path:
     """A project with a finished run of two steps in `run`, and another of other data in `other`."""
-    folder = lay_out(tmp_path_factory.mktemp("project"))
-    (folder / "held_out.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    (laid_out / "held_out.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+        patch.chdir(laid_out)
         for out, seed in (("run", 0), ("other", 1)):
             with oncurve.train(
                 "recipe.toml",
@@ -38,7 +37,7 @@ def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 settings={"data": {"eval_path": "held_out.jsonl"}, "checkpoint": {"every": 1}},
             ):
                 pass
-    return folder
+    return laid_out
 
 
 @pytest.fixture
@@ -192,13 +191,7 @@ def test_a_schedule_that_ends_with_the_run_makes_more_steps_inexact(command: Com
     assert (said.code, "run.steps: was 3, is 4" in said.out) == (0, True)
 
 
-DAMAGES = {
-    "cut off": b'{"id": 3',
-    "no settings": b'{"id": "0123"}',
-    "lists": b'{"id": "0123", "settings": [], "files": [3]}',
-    "a file without parts": b'{"id": "0123", "settings": {}, "files": {"data.path": {}}}',
-    "parts of another form": b'{"id": "0123", "settings": {}, "files": {"data.path": {"path": "x", "parts": {"": 3}}}}',
-}
+DAMAGES = table("changed_runs", "damages")
 
 
 def test_a_missing_or_damaged_identity_is_taken_from_the_checkpoint(command: Command) -> None:
@@ -206,7 +199,7 @@ def test_a_missing_or_damaged_identity_is_taken_from_the_checkpoint(command: Com
     Path("run/run.json").unlink()
     assert "rollout.group_size: was 4, is 8" in command("resume", "run").err
     for damage, content in DAMAGES.items():
-        Path("run/run.json").write_bytes(content)
+        Path("run/run.json").write_text(content)
         assert "rollout.group_size: was 4, is 8" in command("resume", "run").err, damage
     edit(CONFIG, "group_size = 8", "group_size = 4")()
     said = command("resume", "run")

@@ -258,44 +258,40 @@ def zero(completion, answer): return 0.0
 """
 
 
-def recipe_words(folder: Path, code: str, name: str) -> list[str]:
+def recipe_words(folder: Path, code: str, *names: str) -> list[str]:
     (folder / "mine.py").write_text(code)
-    rewards = f"rewards=[{{path='{folder / 'mine.py'}:{name}', processes=1, timeout_seconds=1}}]"
-    return tried_words(folder, rewards)
+    rewards = [f"{{path='{folder / 'mine.py'}:{name}', processes=1, timeout_seconds=1}}" for name in names]
+    return tried_words(folder, f"rewards=[{', '.join(rewards)}]")
 
 
-@pytest.mark.parametrize("name", [line.split("(")[0][4:] for line in BROKEN.splitlines() if line.startswith("def ")])
+@pytest.mark.parametrize("name", re.findall(r"^def (\w+)", BROKEN, re.MULTILINE))
+def test_a_broken_reward_is_a_problem_of_the_data(tmp_path: Path, name: str):
+    assert len(check_data_of(*load_config("grpo", recipe_words(tmp_path, BROKEN, name))).problems) == 1
+
+
+@pytest.mark.parametrize("name", ["raises", "dies", "short"])
 def test_a_broken_reward_is_found_before_the_model_loads(tmp_path: Path, name: str):
-    said = recipe_words(tmp_path, BROKEN, name)
-    no_model = [*said, f"model.path={tmp_path}"]
-    found = check_data_of(*load_config("grpo", said))
-    assert len(found.problems) == 1
+    said = [*recipe_words(tmp_path, BROKEN, name), f"model.path={tmp_path}"]
     attempts = (
-        lambda: check_rewards_of(*load_config("grpo", no_model), sample=True),
-        lambda: train_recipe(*load_config("grpo", [*no_model, "eval.every=0"]), tmp_path / "out"),
+        lambda: check_rewards_of(*load_config("grpo", said), sample=True),
+        lambda: train_recipe(*load_config("grpo", [*said, "eval.every=0"]), tmp_path / "out"),
     )
-    for attempt in attempts if name in ("raises", "dies", "short") else ():  # which look in the same way
+    for attempt in attempts:
         with pytest.raises(UserError, match=rf"(?s){name}.*{tmp_path / 'a.jsonl'} line 1|line 1.*{name}") as caught:
             attempt()
         assert "Traceback" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "warned", "mean"),
-    [
-        ("fine", "", 1.0),
-        ("many", "", 1.0),
-        ("picky", "reward picky failed for .*IndexError", 1.0),
-        ("zero", "reward zero gives the reference answer of .* 0 and a made-up text 0", 0.0),
-    ],
-)
-def test_a_reward_that_works_is_only_warned_of(tmp_path: Path, name: str, warned: str, mean: float):
-    found = check_data_of(*load_config("grpo", recipe_words(tmp_path, FINE, name)))
+def test_rewards_that_work_are_only_warned_of(tmp_path: Path):
+    found = check_data_of(*load_config("grpo", recipe_words(tmp_path, FINE, "fine", "many", "picky", "zero")))
     assert found.problems == ()
-    assert [bool(re.search(warned, line)) for line in found.warnings] == [True] * bool(warned)
-    assert ("A run would take this." in found.text()) == (not warned)
-    assert tuple(found.rewards[0][key] for key in ("tried", "read", "mean")) == (6, 6, mean)
+    picky, zero = found.warnings
+    assert re.search("reward picky failed for .*IndexError", picky)
+    assert re.search("reward zero gives the reference answer of .* 0 and a made-up text 0", zero)
+    assert "A run would take this." not in found.text()
+    means = [tuple(reward[key] for key in ("tried", "read", "mean")) for reward in found.rewards]
+    assert means == [(6, 6, 1.0)] * 3 + [(6, 6, 0.0)]
 
 
 def test_a_reward_that_fails_for_a_made_up_text_of_rows_without_an_answer_is_only_warned_of(tmp_path: Path):

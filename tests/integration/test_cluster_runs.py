@@ -2,7 +2,6 @@
 
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import oncurve
 from fakes.killed_runs import compare, finish, kill_all, metrics_of, start, until_checkpoints
 from fakes.project import refused
 from fakes.tables import table
@@ -102,36 +102,17 @@ def test_the_first_step_of_a_run_in_shards_is_that_of_one_process(project: Path,
 
 @pytest.mark.slow
 def test_without_a_cluster_there_is_no_nursery_and_no_socket_is_open(project: Path) -> None:
-    code = (
-        "import sys, oncurve.cli\n"
-        "sys.argv = ['oncurve', 'train', 'recipe.toml', 'run.steps=1', '--out', 'out']\n"
-        "import psutil\n"
-        "from oncurve.trainer import Trainer\n"
-        "step = Trainer.step\n"
-        "def counted(self):\n"
-        "    result = step(self)\n"
-        "    assert psutil.Process().net_connections() == [], psutil.Process().net_connections()\n"
-        "    assert 'ray' not in sys.modules\n"
-        "    for child in psutil.Process().children(recursive=True):\n"
-        "        assert not any('nursery' in word for word in child.cmdline()), child\n"
-        "    return result\n"
-        "Trainer.step = counted\n"
-        "oncurve.cli.main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
+    own, modules = psutil.Process(), set(sys.modules)
+
+    def look(_: object) -> None:
+        assert own.net_connections() == []
+        assert "ray" not in set(sys.modules) - modules
+        assert not any("nursery" in word for child in own.children(recursive=True) for word in child.cmdline())
+
+    oncurve.train("recipe.toml", steps=1, out="out", on_step=look).close()
 
 
-LAGGED = [
-    *WORKERS,
-    *EPISODES,
-    "cluster.lag=2",
-    "run.steps=8",
-    "filter.dynamic_sampling=true",
-    "eval.every=3",
-    "data.eval_fraction=0.2",
-    'correction.kind="truncated"',
-]
+LAGGED = [*WORKERS, *EPISODES, *table("cluster_runs", "lagged")]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fakes.started import start_process
+from fakes.tables import table
 from oncurve import durable
 from oncurve.cli import app
 from oncurve.config import load_config
@@ -65,32 +66,15 @@ def rewards(*names: str) -> str:
     return f"rewards=[{', '.join(tables)}]"
 
 
-NINES = ("nines", 24, [rewards("nines"), "learner.learning_rate=2e-3"])
 ILL = {
-    "truncated": ("cut", 4, ["rollout.max_new_tokens=6"]),
-    "answers-not-recognised": ("picky", 4, [rewards("picky")]),
-    "rate-too-high": ("high", 14, ["learner.learning_rate=3e-2"]),
-    "kl-runaway": NINES,
-    "one-text": NINES,
-    "length-growth": NINES,
-    "length-correlation": ("long", 4, [rewards("long"), "learner.learning_rate=1e-5"]),
-    "one-part-dominates": ("mixed", 12, [rewards("task:0.05", "nines:5"), "learner.learning_rate=1e-3"]),
-    "reward-faults": ("faults", 4, [rewards("not_a_number")]),
-    "slow-rewards": ("slow", 4, [rewards("slow")]),
-    "advantages-not-finite": ("too_large", 6, [rewards("too_large"), "advantage.scale=none"]),
-    "updates-skipped": ("huge", 6, [rewards("huge"), "advantage.scale=none"]),
+    rule: (name, steps, [*([rewards(*given)] if given else []), *settings])
+    for rule, (name, steps, given, settings) in table("doctor", "ill").items()
 }
 """Ill runs by a rule that names it: the name, the number of steps, the settings that make it ill. Rules that look at
 single steps' metrics, or at what stays as it is, have made records alone."""
 
 QUICK = ("truncated",)
-HEALTHY = {
-    "grpo": [],
-    "dr_grpo": ["run.seed=1"],
-    "rloo": ["run.seed=2"],
-    "dapo": ["run.seed=3", 'rewards=[{ kind = "task" }, { kind = "overlong", buffer = 20 }]'],
-    "ppo": ["run.seed=4"],
-}
+HEALTHY = table("doctor", "healthy")
 """Presets with a seed each, on the built-in task."""
 
 

@@ -2,10 +2,6 @@
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,31 +10,30 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import oncurve
-from fakes.project import Said, lay_out
+from fakes.killed_runs import killed_at
+from fakes.project import Command
 from fakes.tables import table
 from oncurve.run import export_run
 from oncurve.trainer import StepResult
 
-Command = Callable[..., Said]
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of PEFT
 LORA = {"lora": {"rank": 2}, "model": {"dtype": "float32"}}  # in bfloat16 what is merged is rounded
 EVERY = {"checkpoint": {"every": 1, "keep": 5}}
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(laid_out: Path) -> Path:
     """A run of two steps in `run`, which was exported after its first while it went on; one with an adapter."""
-    folder = lay_out(tmp_path_factory.mktemp("project"))
 
     def midway(result: StepResult) -> None:
         if result.step == 1:
             export_run(Path("run"), out=Path("midway"))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+        patch.chdir(laid_out)
         oncurve.train("recipe.toml", out="run", steps=2, settings=EVERY, on_step=midway).close()
         oncurve.train("recipe.toml", out="lora", steps=1, settings=LORA).close()
-    return folder
+    return laid_out
 
 
 def same(one: str, two: str, file: str = "model.safetensors") -> bool:
@@ -115,23 +110,12 @@ def test_an_export_writes_through_no_link(command: Command, tmp_path: Path) -> N
     assert not any((tmp_path / "mine").iterdir())
 
 
-KILLED = """
-import os, signal, sys
-from oncurve import cli
-from oncurve.models.loading import saving
-saving._with_dtype = lambda path, tensors: os.kill(os.getpid(), signal.SIGKILL)
-sys.argv = ["oncurve", "export", *sys.argv[1:]]
-cli.main()
-"""
-
-
 @pytest.mark.slow
 def test_what_a_killed_export_left_goes_with_the_next_and_nothing_else(project: Path, command: Command) -> None:
     """In a folder of the user's with what belongs to the same target alone."""
     names = Path("left"), Path("run/export")
     for words in (["--out", "left/best"], []):
-        killed = subprocess.run([sys.executable, "-c", KILLED, "run", "--step", "1", *words], check=False)
-        assert killed.returncode == -signal.SIGKILL
+        killed_at(("oncurve.models.loading.saving", "", "_with_dtype", 1), "export", "run", "--step", "1", *words)
     living, other = f".tmp-best-{os.getpid()}-0123abcd", f".tmp-model-{2**22 + 1}-0123abcd"
     for folder in names:
         assert any(entry.name.startswith(".tmp-") for entry in folder.iterdir())

@@ -4,14 +4,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
-from fakes.project import Said, lay_out, refused
+from fakes.project import Command, lay_out, refused
+from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.base.paths import PRESETS, RECIPES, shipped
 from oncurve.cli import app
@@ -23,7 +24,6 @@ from oncurve.data import load_eval_rows
 from oncurve.forecast import MACHINES
 from oncurve.run import command_config
 
-Command = Callable[..., Said]
 QUICK = ("run.steps=1", "rollout.group_size=2", "rollout.max_new_tokens=3", "data.prompts_per_step=2", "run.threads=1")
 
 
@@ -68,13 +68,7 @@ def test_options_replace_what_a_recipe_or_a_preset_says(command: Command) -> Non
     assert config.kl.coef == load_config("grpo")[0].kl.coef
 
 
-LOOKS = {
-    "data check": ((), "6 rows to train on"),
-    "reward check": (("--column", "answer"), "4 completions from the column 'answer'"),
-    "config show": ((), 'scale = "none"'),
-    "config explain": ((), "J(θ) = "),
-    "plan": (("--prompt-tokens", "2", "--machine", "h100"), "fits"),
-}
+LOOKS = table("first_run", "looks")
 """Commands that look at what `train` would do: further words, and a part of what is printed."""
 
 

@@ -1,5 +1,6 @@
 """A model some of whose weights the user froze: stored once, exported, and a resumed run ends with the same bits."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,18 +9,13 @@ import torch
 import oncurve
 from fakes.architectures import architecture
 from fakes.rewards import low_ids
+from fakes.tables import table
 from oncurve import durable
 from oncurve.base.errors import ModelError
 from oncurve.trainer import StepResult
 
 FROZEN = ("embed_tokens", "layers.0.", "lm_head")
-SETTINGS = {
-    "data": {"prompts_per_step": 2},
-    "rollout": {"group_size": 4, "max_new_tokens": 5},
-    "learner": {"learning_rate": 1e-2},
-    "reference": {"every": 2, "mixup_alpha": 0.5},
-    "checkpoint": {"every": 1, "keep": 10},
-}
+SETTINGS = table("frozen_weights", "settings")
 ROWS = [{"prompt": [3 + index, 4 + index]} for index in range(6)]
 
 
@@ -32,24 +28,15 @@ def partly_frozen(seed: int = 0, frozen: tuple[str, ...] = FROZEN) -> torch.nn.M
 
 def test_a_resumed_run_ends_with_the_same_bits_and_frozen_weights_are_stored_once(tmp_path: Path) -> None:
     given = {name: parameter.detach().clone() for name, parameter in partly_frozen().named_parameters()}
-    whole = oncurve.train(
-        model=partly_frozen(), data=ROWS, reward=low_ids, steps=3, out=tmp_path / "whole", settings=SETTINGS
-    )
+    begin = partial(oncurve.train, data=ROWS, reward=low_ids, steps=3, settings=SETTINGS)
+    whole = begin(model=partly_frozen(), out=tmp_path / "whole")
 
     def stop(result: StepResult) -> None:
         if result.step == 2:
             raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError, match="no more"):
-        oncurve.train(
-            model=partly_frozen(),
-            data=ROWS,
-            reward=low_ids,
-            steps=3,
-            out=tmp_path / "run",
-            settings=SETTINGS,
-            on_step=stop,
-        )
+        begin(model=partly_frozen(), out=tmp_path / "run", on_step=stop)
     resumed = oncurve.resume(tmp_path / "run", model=partly_frozen(seed=7), reward=low_ids)  # other weights, frozen too
     checkpoints = tmp_path / "run" / "checkpoints"
     records = [durable.read_json(path / "state.json")["learner"] for _, path in durable.numbered(checkpoints)]

@@ -22,11 +22,9 @@ from pathlib import Path
 import oncurve
 from fakes.project import lay_out
 from oncurve import cli
-from oncurve.durable import DiskError, newest_valid, read_log
-from oncurve.metrics import METRICS
-from oncurve.report import RolloutFiles
+from fakes.killed_runs import compare, metrics_of
+from oncurve.durable import DiskError
 
-VARIES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
 SETTINGS = {"run.steps": 8, "checkpoint.every": 2, "checkpoint.keep": 1}
 
 def fill(but=0):
@@ -49,21 +47,6 @@ def command(*arguments):
         return end.code
     return 0
 
-def lines(out):
-    varies = {*VARIES, "disk/refused_writes"}
-    return [{k: v for k, v in line.items() if k not in varies} for line in read_log(Path(out, "metrics.jsonl"))]
-
-def equals_whole(out):
-    assert lines(out) == lines("whole")
-    found = newest_valid(Path(out, "checkpoints"))
-    assert (found.path.name, found.skipped) == ("step-000008", {})
-    for name in ("checkpoints/step-000008/learner.safetensors", "model/model.safetensors"):
-        assert Path(out, name).read_bytes() == Path("whole", name).read_bytes(), name
-    for step in range(1, 9):
-        one, two = (RolloutFiles(Path(run)).path(step).read_bytes() for run in (out, "whole"))
-        assert one == two, step
-    assert Path(out, "report.html").is_file()
-
 def ends_without_room(at, but=0):
     train("whole")
     try:
@@ -75,7 +58,8 @@ def ends_without_room(at, but=0):
 def mended_by_a_resume():
     free()
     assert command("resume", "out") == 0
-    equals_whole("out")
+    compare(Path("whole"), Path("out"), 8, "disk/")
+    assert Path("out/report.html").is_file()
 
 lay_out(Path("."))
 """
@@ -88,7 +72,8 @@ def on_step(result):
     if result.step in (4, 7):
         free()
 train("out", on_step)
-assert lines("out") == lines("whole")
+one, two = (metrics_of(Path(run), "cluster/", "disk/") for run in ("whole", "out"))
+assert one == two
 for rank in range(2):
     file = f"checkpoints/step-000008/learner-00{rank}-of-002.safetensors"
     assert Path("out", file).read_bytes() == Path("whole", file).read_bytes()

@@ -11,7 +11,6 @@ from fakes.architectures import architecture
 from fakes.learning import (
     AGGREGATIONS,
     MAX_LENGTH,
-    OBJECTIVES,
     PAIRS,
     finished,
     gradient,
@@ -19,31 +18,17 @@ from fakes.learning import (
     old_logprobs,
     plain_groups,
     relative_error,
-    weigher,
-    with_reference,
 )
-from fakes.tiny_policy import VOCABULARY, random_groups, tiny_model
-from oncurve.advantages import ProcessAdvantage
+from fakes.tiny_policy import REWARDS, VOCABULARY, random_groups, tiny_model
 from oncurve.batching import collate
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import OBJECTIVE_KINDS, KLPenalty, Regularizer
 from oncurve.models import wrap
 from oncurve.models.generic import plain_logits
 from oncurve.types import Group
-from oracles.plain_grpo import (
-    PlainAdamW,
-    PlainConfig,
-    PlainGroup,
-    aggregated,
-    reference_loss,
-    reference_rows,
-    reference_step,
-)
-from oracles.plain_grpo.loss import completion_losses, log_distributions
-from oracles.plain_process import plain_process_advantages
+from oracles.plain_grpo import PlainAdamW, PlainConfig, aggregated, reference_loss, reference_rows, reference_step
 from oracles.plain_truncation import recorded, renormalised
 
-REWARDS: list[list[float | None]] = [[1.0, 0.0, 0.3, 1.0], [0.5, None, 0.0, 0.2], [0.7, 0.7, 0.7, 0.7]]
 TOLERANCE_AND_BUDGET = {torch.float64: (1e-10, 20), torch.float32: (1e-5, 10_000)}
 
 
@@ -59,18 +44,11 @@ def test_gradient_is_the_oracles_for_each_objective_and_kl_in_every_aggregation(
         for dtype, (tolerance, budget) in TOLERANCE_AND_BUDGET.items()
         if dtype == torch.float64 or estimator == "k3"
     }
-    compare_in_every_aggregation(objective, estimator, groups, plain_groups(groups), learners)
-
-
-def compare_in_every_aggregation(
-    objective: str, estimator: str, groups: list[Group], plain: list[PlainGroup], learners: dict[float, LocalLearner]
-) -> None:
-    """Assert that the gradients of `learners`, by how near they must be, are the oracle's."""
     config = PlainConfig(
         temperature=0.7, objective=objective, kl=estimator, kl_coef=0.1, entropy_coef=0.05, max_length=MAX_LENGTH
     )
     policy, reference = tiny_model(seed=0).module, tiny_model(seed=1).module
-    rows = reference_rows(logits_of(policy), plain, config, logits_of(reference))
+    rows = reference_rows(logits_of(policy), plain_groups(groups), config, logits_of(reference))
     for aggregation in AGGREGATIONS:
         loss = aggregated(rows, replace(config, aggregation=aggregation))
         parts = torch.autograd.grad(loss, list(policy.parameters()), retain_graph=True)
@@ -128,67 +106,6 @@ def test_updates_in_a_row_are_the_oracles() -> None:
         assert metrics["optim/grad_norm"] == pytest.approx(norm, rel=1e-10)
     for given, right in zip(learner.weights().local().module.parameters(), policy.parameters(), strict=True):
         torch.testing.assert_close(given, right, rtol=1e-9, atol=1e-12)
-
-
-def episodes(process: bool) -> list[Group]:
-    """Groups of episodes: three turns of the policy, what was said between them, and with `process` turn rewards."""
-    chance = torch.Generator().manual_seed(3)
-    groups = []
-    for group in random_groups(longest=18, rewards=REWARDS):
-        completions, scores = [], []
-        for completion, score in zip(group.completions, group.scores, strict=True):
-            ids = completion.ids + tuple(reversed(completion.ids)) + (completion.ids[0],) * 3
-            lengths = torch.randint(1, 4, (5,), generator=chance).tolist()
-            marks = [turn % 2 == 0 for turn, length in enumerate(lengths) for _ in range(length)][: len(ids)]
-            ends = [t for t in range(len(marks)) if marks[t] and (t + 1 == len(marks) or not marks[t + 1])]
-            ids = ids[: ends[-1] + 1]
-            values = tuple((-3.5 * torch.rand(len(ids), generator=chance, dtype=torch.float64)).tolist())
-            marked = tuple(marks[: len(ids)])
-            completions.append(replace(completion, ids=ids, logprobs=values, trained=marked))
-            rewards = tuple(torch.rand(len(ends), generator=chance, dtype=torch.float64).tolist())
-            steps = {"step_ends": tuple(ends), "step_rewards": rewards} if process and score.valid else {}
-            scores.append(replace(score, **steps))
-        groups.append(replace(group, completions=tuple(completions), scores=tuple(scores)))
-    return groups
-
-
-def with_masks(groups: list[Group]) -> list[PlainGroup]:
-    return [
-        replace(plain, trained=[list(each.trained) for each in group.completions])
-        for plain, group in zip(plain_groups(groups), groups, strict=True)
-    ]
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_gradient_of_episodes_is_that_of_rows_alone_in_every_aggregation(objective: str) -> None:
-    groups = episodes(process=False)
-    learner = make_learner(objective, "k3", entropy_coef=0.05, tokens_per_micro_batch=40)
-    compare_in_every_aggregation(objective, "k3", groups, with_masks(groups), {1e-10: learner})
-
-
-@pytest.mark.parametrize("objective", ["clipped", "reinforce"])
-def test_gradient_of_turn_rewards_is_that_of_rows_alone(objective: str) -> None:
-    groups = episodes(process=True)
-    config = PlainConfig(temperature=0.7, objective=objective, kl_coef=0.0)
-    policy = tiny_model(seed=0).module
-    learner = make_learner(objective, kl_coef=0.0, tokens_per_micro_batch=40)
-    batch = with_reference(learner, collate(groups))
-    batch = batch.having(old_logprobs=batch.rollout_logprobs).with_advantages(ProcessAdvantage()(batch))
-    losses = []
-    for group in groups:
-        pairs = [pair for pair in zip(group.completions, group.scores, strict=True) if pair[1].valid]
-        steps = [(len(c.ids), list(zip(s.step_ends, s.step_rewards, strict=True))) for c, s in pairs]
-        for (completion, _), advantages in zip(pairs, plain_process_advantages([steps])[0], strict=True):
-            ids = list(completion.ids)
-            log_p = log_distributions(logits_of(policy), list(group.prompt.ids), ids, 0.7)
-            for token in range(len(ids)):
-                one = [completion.trained[token] and token == place for place in range(len(ids))]
-                old, advantage = list(completion.logprobs), advantages[token]
-                losses += completion_losses(log_p, log_p.detach(), ids, old, one, advantage, config)[0]
-    loss = torch.stack(losses).mean()
-    right = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(policy.parameters()))])
-    weighted = batch.with_weights(weigher("token-mean")(batch))
-    assert relative_error(gradient(learner, weighted), right) <= 1e-10
 
 
 def near(learner: LocalLearner, groups: list[Group]) -> list[Group]:

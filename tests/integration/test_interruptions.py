@@ -15,7 +15,7 @@ import pytest
 
 import oncurve
 from fakes.architectures import architecture
-from fakes.project import Said, lay_out, words_tokenizer
+from fakes.project import Command, words_tokenizer
 from fakes.started import start_process
 from fakes.waiting import until
 from oncurve.base.errors import RewardError
@@ -28,8 +28,6 @@ from oncurve.rollout import InProcessEngine
 from oncurve.run.session import resume_run
 from oncurve.trainer import Recorder, StepResult
 from oncurve.trainer.watching.signals import StopSignals
-
-Command = Callable[..., Said]
 
 REWARD = """
 import os, signal, time
@@ -51,14 +49,13 @@ STEPS = 3
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(laid_out: Path) -> Path:
     """The project, with the run that nothing interrupts in `whole`."""
-    folder = lay_out(tmp_path_factory.mktemp("project"))
-    (folder / "reward.py").write_text(REWARD)
+    (laid_out / "reward.py").write_text(REWARD)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        train(folder / "whole").close()
-    return folder
+        patch.chdir(laid_out)
+        train(laid_out / "whole").close()
+    return laid_out
 
 
 def train(out: Path, **arguments: object) -> oncurve.TrainedRun:
@@ -125,19 +122,6 @@ def test_without_a_directory_a_signal_ends_the_run_all_the_same(project: Path) -
     assert (run.stopped_by, len(run.metrics), run.directory) == ("SIGINT", 1, None)
 
 
-def test_ctrl_c_before_training_is_a_sentence_and_leaves_nothing(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(1)
-
-    monkeypatch.setattr("oncurve.models.loading.weights.ModelConfig.build", interrupted)
-    said = command("train", "recipe.toml", "--out", "early")
-    assert (said.code, said.err) == (130, "oncurve: stopped by SIGINT\n")
-    assert not Path("early").exists()
-
-
 def in_a_destructor(act: Callable[[], object]) -> None:
     """Call `act` where Python drops what it raises, whichever bytecode its signal meets."""
 
@@ -149,14 +133,18 @@ def in_a_destructor(act: Callable[[], object]) -> None:
     Dying()
 
 
-def test_ctrl_c_in_a_destructor_counts(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", [lambda act: act(), in_a_destructor], ids=["at once", "in a destructor"])
+def test_ctrl_c_before_training_is_a_sentence_and_leaves_nothing(
+    command: Command, monkeypatch: pytest.MonkeyPatch, where: Callable[[Callable[[], object]], None]
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
-        in_a_destructor(lambda: os.kill(os.getpid(), signal.SIGINT))
+        where(lambda: os.kill(os.getpid(), signal.SIGINT))
         time.sleep(300)
 
     monkeypatch.setattr("oncurve.models.loading.weights.ModelConfig.build", interrupted)
-    said = command("train", "recipe.toml", "--out", "dropped")
+    said = command("train", "recipe.toml", "--out", "early")
     assert (said.code, said.err) == (130, "oncurve: stopped by SIGINT\n")
+    assert not Path("early").exists()
 
 
 def test_a_step_whose_end_comes_in_a_destructor_is_abandoned(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,9 +308,8 @@ def test_a_second_signal_ends_at_once(command: Command) -> None:
 @pytest.mark.parametrize("after_seconds", [0.0, 0.4, 1.0, 2.0])
 def test_ctrl_c_at_any_time_of_the_start_shows_no_traceback(command: Command, after_seconds: float) -> None:
     process = started("train", "recipe.toml", "run.steps=100000", "--out", f"start-{after_seconds}")
-    deadline = time.monotonic() + 60
-    while "libtorch_cpu" not in Path(f"/proc/{process.pid}/maps").read_text() and time.monotonic() < deadline:
-        time.sleep(0.01)  # until the command is at work, and no longer Python itself
+    maps = Path(f"/proc/{process.pid}/maps")
+    until(lambda: "libtorch_cpu" in maps.read_text())  # the command is at work, and no longer Python itself
     time.sleep(after_seconds)
     process.send_signal(signal.SIGINT)
     try:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -80,14 +81,26 @@ def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def replaying(folder: Path) -> list[str]:
+    """Words for a run that is given 30 earlier examples, and trains on half of all again."""
+    rows = [half_right(item.prompt, solution(item)) for item in problems("train", 30, seed=2)]
+    history = folder / "history.jsonl"
+    history.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    return [f"iterative.history={history}", "iterative.replay=0.5"]
+
+
 @pytest.mark.parametrize("kind", ["process", pytest.param("outcome", marks=pytest.mark.slow)])
 def test_reference_and_reward_model_change_at_the_boundaries_and_held_out_prompts_measure_it(
-    kind: str, networks: dict[str, Path]
+    kind: str, networks: dict[str, Path], tmp_path: Path
 ) -> None:
-    references, models, policies, metrics = [], [], [], []
-    with put_together(words(kind, networks)) as run:
+    """A process model is trained on a share of all earlier examples again, too."""
+    references, models, policies, metrics, seen = [], [], [], [], []
+    known, more = (30.0, replaying(tmp_path)) if kind == "process" else (0.0, [])
+    with put_together([*words(kind, networks), *more]) as run:
         iterations = run.iterations
         assert iterations is not None
+        update = iterations.learner.update
+        iterations.learner.update = lambda given: seen.append(len(given)) or update(given)  # type: ignore[method-assign]
 
         def look(result: Any = None) -> None:
             references.append(copied(run.learner.reference.state()))
@@ -115,6 +128,12 @@ def test_reference_and_reward_model_change_at_the_boundaries_and_held_out_prompt
     assert [count > 0 for count in new] == [step % ITERATION == 0 for step in range(1, STEPS + 1)]
     assert [line["progress/iteration"] for line in metrics] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
     assert all("rewards/truth" in line for line in metrics)
+    for line in metrics[ITERATION - 1 :: ITERATION] if more else ():
+        assert line["reward_model/history_examples"] == known
+        assert line["reward_model/replayed_examples"] == round(0.5 * known)
+        known += line["reward_model/new_examples"]
+    counted = ("reward_model/new_examples", "reward_model/replayed_examples")
+    assert sum(seen) == sum(line.get(name, 0.0) for line in metrics for name in counted)
     assert trained
     assert held_out
     assert not trained & held_out
@@ -123,38 +142,6 @@ def test_reference_and_reward_model_change_at_the_boundaries_and_held_out_prompt
         assert 0 <= line["reward_model/heldout_accuracy_before"] <= 1
         assert 0 <= line["reward_model/heldout_accuracy"] <= 1
         assert line["reward_model/heldout_loss"] > 0
-
-
-def test_a_share_of_all_earlier_examples_is_trained_on_again(networks: dict[str, Path], tmp_path: Path) -> None:
-    history = tmp_path / "history.jsonl"
-    rows = [half_right(item.prompt, solution(item)) for item in problems("train", 30, seed=2)]
-    history.write_text(
-        "".join(
-            json.dumps({"prompt": r.prompt, "completion": r.completion, "ends": r.ends, "labels": r.labels}) + "\n"
-            for r in rows
-        )
-    )
-    seen: list[int] = []
-    lines: list[dict[str, float]] = []
-    with put_together([*words("process", networks), f"iterative.history={history}", "iterative.replay=0.5"]) as run:
-        assert run.iterations is not None
-        learner = run.iterations.learner
-        update = learner.update
-
-        def counted(examples: Any) -> Any:
-            seen.append(len(examples))
-            return update(examples)
-
-        learner.update = counted  # type: ignore[method-assign]
-        run.train(lambda result: lines.append(result.metrics))
-    ends = [line for line in lines if "reward_model/new_examples" in line]
-    assert len(ends) == STEPS // ITERATION
-    known = 30.0
-    for line in ends:
-        assert line["reward_model/history_examples"] == known
-        assert line["reward_model/replayed_examples"] == round(0.5 * known)
-        known += line["reward_model/new_examples"]
-    assert sum(seen) == sum(line["reward_model/new_examples"] + line["reward_model/replayed_examples"] for line in ends)
 
 
 @pytest.fixture(scope="session")

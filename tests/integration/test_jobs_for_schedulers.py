@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,38 +13,15 @@ from fakes.started import start_process
 from fakes.waiting import gone, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+PROGRAMS = Path(__file__).parents[1] / "programs"
+"""Stand-ins for the programs of a scheduler, and a Ray that waits."""
+
 SLURM = (EXAMPLES / "slurm.sh").read_text(encoding="utf-8")
 
 JOB_FIELDS = {"backoffLimit", "shutdownAfterJobFinishes", "entrypoint", "submitterConfig", "rayClusterSpec"}
 CLUSTER_FIELDS = {"authOptions", "headGroupSpec", "workerGroupSpecs"}
 GROUP_FIELDS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
 """Of ray.io/v1, as KubeRay's API reference publishes them."""
-
-SRUN = """#!/bin/bash
-tasks=1
-while [[ "$1" == --* ]]; do
-    case "$1" in --ntasks=*) tasks="${1#*=}" ;; esac
-    shift
-done
-trap 'kill -TERM $(jobs -p) 2>/dev/null' TERM
-for _ in $(seq "$tasks"); do "$@" & done
-while [ -n "$(jobs -pr)" ]; do wait; done
-"""
-
-SCONTROL = """#!/bin/bash
-case "$1" in
-    show) tr , '\\n' <<< "$3" ;;
-    requeue) echo "$2" >> "$REQUEUED" ;;
-esac
-"""
-
-
-RAY_THAT_WAITS = """#!/bin/bash
-case "$1" in
-    status) for _ in $(seq "${NODES_UP:-9}"); do echo " 1 node_x"; done ;;
-    start) echo "$$ $*" >> "$STARTED"; exec sleep 600 ;;
-esac
-"""
 
 
 TRAIN_THAT_SAYS_ITS_WORDS = f"""#!{sys.executable}
@@ -60,14 +38,12 @@ sys.exit(int(os.environ.get("CODE", "0")))
 class Bench:
     """A folder in which a job's script runs, with stand-ins for the scheduler on the path."""
 
-    def __init__(self, folder: Path, **programs: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.requeued, self.words = folder, folder / "requeued", folder / "words"
         self.output = folder / "output"
-        bin_folder = folder / "bin"
-        bin_folder.mkdir()
-        for name, text in {"srun": SRUN, "scontrol": SCONTROL, **programs}.items():
-            (bin_folder / name).write_text(text)
-            (bin_folder / name).chmod(0o755)
+        bin_folder = shutil.copytree(PROGRAMS, folder / "bin")
+        (bin_folder / "oncurve").write_text(TRAIN_THAT_SAYS_ITS_WORDS)
+        (bin_folder / "oncurve").chmod(0o755)
         path = f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = {
             **os.environ,
@@ -97,7 +73,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path, ray=RAY_THAT_WAITS, oncurve=TRAIN_THAT_SAYS_ITS_WORDS)
+    return Bench(tmp_path)
 
 
 def test_a_script_starts_ray_on_all_nodes_trains_and_ends_ray(bench: Bench) -> None:

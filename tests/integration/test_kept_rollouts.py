@@ -1,17 +1,14 @@
 """A run whose directory keeps the groups of some steps only: command, notebook, report, doctor, resume."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import oncurve
-from fakes.project import Said
+from fakes.project import Command
 from oncurve.base.errors import ConfigError
 from oncurve.report import RolloutFiles
-
-Command = Callable[..., Said]
 
 
 def test_a_run_with_gaps_is_trained_reported_examined_and_read(command: Command) -> None:

@@ -108,11 +108,7 @@ def test_an_adapter_is_trained_further_from_its_folder(whole: Path, tmp_path: Pa
 
 def test_a_module_is_given_an_adapter_and_a_peft_model_is_refused() -> None:
     rows = [{"prompt": [3 + index, 4 + index]} for index in range(4)]
-    settings = {
-        "lora": {"rank": 2},
-        "data": {"prompts_per_step": 2},
-        "rollout": {"group_size": 2, "max_new_tokens": 3},
-    }
+    settings = table("lora_runs", "of_a_module")
 
     def low(completion_ids: list[int]) -> float:
         return sum(token < 20 for token in completion_ids) / len(completion_ids)

@@ -9,19 +9,17 @@ import os
 import resource
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fakes.privileges import without_privileges
-from fakes.project import RECIPE, Said, oncurve, refused
+from fakes.project import RECIPE, Command, oncurve, refused
 from fakes.tables import table
-from oncurve.models.loading import ModelConfig, hub
+from oncurve.models.loading import hub
 from oncurve.run.directory.folder import RunDirectory
 
-Command = Callable[..., Said]
 EXACT = RECIPE.replace('kind = "regex"\npattern = "w1"\nprocesses = 1', 'kind = "exact"')
 NEEDS_THE_MODEL = [
     *table("mistakes", "needs_the_model"),
@@ -35,16 +33,8 @@ def files() -> dict[Path, bytes]:
 
 
 @pytest.fixture(autouse=True)
-def loads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def not_loaded(request: pytest.FixtureRequest, loads: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail a test in which the model's weights were loaded, unless the mistake needs them."""
-    real, loads = ModelConfig.build, list[str]()
-
-    def build(self: ModelConfig, *arguments: Any, **named: Any) -> Any:
-        built = real(self, *arguments, **named)
-        loads.append(self.path)
-        return built
-
-    monkeypatch.setattr(ModelConfig, "build", build)
     monkeypatch.setattr(hub, "reachable", lambda: False)
     yield
     case = getattr(request.node, "callspec", None)
@@ -122,13 +112,7 @@ def test_a_recipe(command: Command, content: str) -> None:
     refused(command("train", "recipe.toml", "--out", "out"), RECIPES[content])
 
 
-REWARDS = {
-    "": "has no 'length'",
-    "import sys; sys.exit(3)": "SystemExit: 3 (reward.py line 1)",
-    "def length(): return 1": "has no parameters; columns are passed by name",
-    "length = 3": "is a int, not a function",
-    "def length(completion, anwser): return 1": "did you mean 'answer'?",
-}
+REWARDS = table("mistakes", "rewards")
 
 
 @pytest.mark.parametrize("source", REWARDS)
@@ -139,25 +123,14 @@ def test_a_reward(command: Command, source: str) -> None:
 
 
 ESCAPE = "\x1b[2J\x1b]0;title\x07\u202e\x9b1m"
-HOSTILE = {
-    "a recipe": ("train", f"re{ESCAPE}cipe"),
-    "an option": ("train", "recipe.toml", f"--{ESCAPE}"),
-    "a command": (f"tra{ESCAPE}in",),
-    "a key": ("train", "recipe.toml", f"kl.{ESCAPE}=1"),
-    "a value": ("train", "recipe.toml", f"run.steps={ESCAPE}"),
-    "a path": ("resume", f"runs/{ESCAPE}"),
-    "a model": ("train", "recipe.toml", f"model.path=./{ESCAPE}"),
-    "a column": ("train", "recipe.toml", "data.path=hostile.jsonl"),
-    "what a file raises": ("train", "recipe.toml", "rewards=[{kind='python', path='hostile.py:f', processes=1}]"),
-    "a configuration": ("config", "show", "recipe.toml", f"data.system=a{ESCAPE}"),
-}
+HOSTILE = table("mistakes", "hostile")
 
 
 def test_what_a_message_quotes_does_not_steer_the_terminal(command: Command) -> None:
     Path("hostile.jsonl").write_text(json.dumps({f"que{ESCAPE}stion": "w3"}) + "\n")
     Path("hostile.py").write_text(f"raise ValueError({ESCAPE!r})\n")
     for where, words in HOSTILE.items():
-        said = command(*words)
+        said = command(*(word.replace("ESCAPE", ESCAPE) for word in words))
         assert said.code == (0 if where == "a configuration" else 2), (where, said)
         for text in (said.out, said.err):
             assert not set(text) & {"\x1b", "\x07", "\u202e", "\x9b"}, where
@@ -165,14 +138,7 @@ def test_what_a_message_quotes_does_not_steer_the_terminal(command: Command) -> 
         assert "2J" in said.out + said.err, where
 
 
-SHUT = {
-    "recipe.toml": (0o000, "recipe.toml"),
-    "data.jsonl": (0o000, "data.jsonl"),
-    "model/model.safetensors": (0o000, "model"),
-    "model": (0o000, "model/config.json: permission denied; change its permissions"),
-    "place": (0o555, "Choose another --out"),
-    "hidden": (0o000, "hidden/data.jsonl"),
-}
+SHUT = table("mistakes", "shut")
 
 
 @pytest.mark.parametrize("name", SHUT)

@@ -12,36 +12,19 @@ from typing import Any
 import pytest
 
 import oncurve
-from fakes.project import lay_out, words_tokenizer
+from fakes.project import words_tokenizer
 from fakes.tables import table
 from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import UserError
-from oncurve.models.loading import ModelConfig, hub
-
-
-@pytest.fixture(scope="module")
-def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay_out(tmp_path_factory.mktemp("project"))
 
 
 @pytest.fixture(autouse=True)
-def project(laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the project; no model is loaded, and nothing appears or changes in it."""
-    shutil.copytree(laid_out, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hub, "reachable", lambda: False)
-    real, loads = ModelConfig.build, list[str]()
-
-    def build(self: ModelConfig, *arguments: Any, **named: Any) -> Any:
-        built = real(self, *arguments, **named)
-        loads.append(self.path)
-        return built
-
-    monkeypatch.setattr(ModelConfig, "build", build)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    yield tmp_path
+def unchanged(project: Path, loads: list[str]) -> Iterator[None]:
+    """Check that no model is loaded, and that nothing appears or changes in the project."""
+    before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    yield
     assert not loads, "the model was loaded before the mistake was found"
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in project.rglob("*") if path.is_file()} == before
     assert not Path("out").exists()
     assert not Path("runs").exists()
 
@@ -93,13 +76,7 @@ def test_a_call_of_train(what: str) -> None:
     refused(lambda: oncurve.train(**{**GIVEN, **arguments}), words)
 
 
-RESUME = {
-    "nowhere": ({"directory": "nowhere"}, "nowhere is not a folder"),
-    "a folder that is no run": ({"directory": "model"}, "model has no config.toml"),
-    "a recipe": ({"directory": "recipe.toml"}, "recipe.toml is not a folder"),
-    "steps as an argument": ({"directory": "model", "steps": 3}, "settings={'run': {'steps': ...}}"),
-    "settings as text": ({"directory": "model", "settings": "run.steps=3"}, "settings: expected nested tables"),
-}
+RESUME = table("mistakes_in_python", "resume")
 
 
 @pytest.mark.parametrize("what", RESUME)

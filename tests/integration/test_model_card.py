@@ -1,7 +1,6 @@
 """The model card of a run, and its upload: the hub's own library reads the one and does the other."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,8 @@ from huggingface_hub import ModelCard, constants
 from huggingface_hub.repocard import metadata_load
 
 from fakes.model_hub import model_hub
-from fakes.project import Said
+from fakes.project import Command
 
-Command = Callable[..., Said]
 TRAINED = ("train", "recipe.toml", "data.eval_fraction=0.34", "eval.every=1", "--out", "runs/mine")
 
 

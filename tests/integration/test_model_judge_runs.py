@@ -3,16 +3,14 @@
 import fcntl
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fakes.chat_server import ChatServer, Says
-from fakes.project import RECIPE, Said
+from fakes.project import RECIPE, Command
 from oncurve.report import RolloutIndex
-
-Command = Callable[..., Said]
 
 
 def says(message: str, number: int) -> Says:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fakes.project import lay_out
 from fakes.waiting import until
 
 jupyter_client = pytest.importorskip("jupyter_client", reason="needs the dev extra's ipykernel")
@@ -83,13 +82,8 @@ class Notebook:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay_out(tmp_path_factory.mktemp("notebook"))
-
-
-@pytest.fixture(scope="module")
-def notebook(folder: Path) -> Iterator[Notebook]:
-    made = Notebook(folder)
+def notebook(laid_out: Path) -> Iterator[Notebook]:
+    made = Notebook(laid_out)
     assert made.run(BEGIN)[1] == ""
     yield made
     made.client.stop_channels()
@@ -97,10 +91,10 @@ def notebook(folder: Path) -> Iterator[Notebook]:
 
 
 @pytest.mark.slow
-def test_one_interrupt_ends_the_run_and_another_cell_goes_on_with_it(notebook: Notebook, folder: Path) -> None:
+def test_one_interrupt_ends_the_run_and_another_cell_goes_on_with_it(notebook: Notebook, laid_out: Path) -> None:
     step = 'lambda result: (open("stepped", "w").close(), time.sleep(3))'
     cell = notebook.begin(TRAIN.format(out="one", step=step))
-    until((folder / "stepped").exists)
+    until((laid_out / "stepped").exists)
     notebook.manager.interrupt_kernel()
     said, raised = notebook.end(cell)
     assert (raised, "stopped by SIGINT" in said) == ("", True)
@@ -111,10 +105,10 @@ def test_one_interrupt_ends_the_run_and_another_cell_goes_on_with_it(notebook: N
 
 
 @pytest.mark.slow
-def test_a_second_interrupt_is_a_keyboard_interrupt_and_the_kernel_lives(notebook: Notebook, folder: Path) -> None:
-    (folder / "slow").touch()
+def test_a_second_interrupt_is_a_keyboard_interrupt_and_the_kernel_lives(notebook: Notebook, laid_out: Path) -> None:
+    (laid_out / "slow").touch()
     cell = notebook.begin(TRAIN.format(out="two", step=None))
-    until((folder / "sleeping").exists)
+    until((laid_out / "sleeping").exists)
     notebook.manager.interrupt_kernel()
     time.sleep(1)
     notebook.manager.interrupt_kernel()
@@ -124,7 +118,7 @@ def test_a_second_interrupt_is_a_keyboard_interrupt_and_the_kernel_lives(noteboo
     assert first == "KeyboardInterrupt: the run ended at once; its checkpoints are whole"
     assert "oncurve.resume('two', reward=reward)" in advice  # below the error
     assert notebook.run("print(1 + 1)") == ("2\n", "")
-    (folder / "slow").unlink()
+    (laid_out / "slow").unlink()
     said, raised = notebook.run(RESUME.format(out="two"))
     assert raised == "", said
     assert "steps [1, 2, 3]" in said

@@ -10,6 +10,7 @@ import pytest
 
 from fakes.killed_runs import QUIET, metrics_of
 from fakes.started import start_process
+from fakes.tables import table
 
 REWARD = """
 def length(completion, answer):
@@ -18,13 +19,7 @@ def length(completion, answer):
 """
 LENGTH = "rewards=[{kind='python', path='reward.py:length', processes=1}]"
 SIGPIPE = "import signal; signal.signal(13, signal.SIG_DFL); from oncurve.cli import main; main()"
-WHERE = {
-    "a reader that leaves": '"$@" | true',
-    "a reader that leaves, whose signal ends a process": '"$@" 2>&1 | true',
-    "closed descriptors": 'exec "$@" <&- >&- 2>&-',
-    "a full disk": 'exec "$@" > /dev/full 2>&1',
-    "a terminal that hangs up": 'exec "$@"',
-}
+WHERE = table("output_streams", "where")
 """What bash does with a command."""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.tables import table
 from oncurve import durable
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -72,13 +73,7 @@ def test_a_run_with_it_that_broke_off_ends_as_one_with_the_local_learner(project
     assert record["learner"]["updates"] == 3
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("Lame", "learner.kind: object lacks version and changes and weights"),
-        ("Unbuilt", "learner.kind: Unbuilt must derive from oncurve.learner.LearnerConfig, or"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "said"), table("outside_learner", "refused"))
 def test_what_is_no_learner_is_refused(project, command, kind, said):
     refused = command("train", "recipe.toml", f"learner.kind=variants.py:{kind}", "--out", "run")
     assert refused.code == 2

@@ -24,15 +24,7 @@ from oncurve.forecast.shapes import AvailableMemory
 ROOT = Path(__file__).parents[2]
 TASK = RECIPES / "task.toml"
 SMALL_STEP = ["data.prompts_per_step=2", "rollout.group_size=2", "rollout.max_new_tokens=4"]
-CARD = [
-    "--machine",
-    "h200",
-    "data.prompts_per_step=32",
-    "rollout.group_size=8",
-    "--prompt-tokens",
-    "256",
-    "rollout.max_new_tokens=512",
-]
+CARD = table("plan", "card")
 
 
 def plan(*words: str | Path) -> tuple[int, str, dict[str, Any]]:
@@ -64,16 +56,6 @@ def test_the_plan_of_a_shipped_recipe() -> None:
     assert found["peak_bytes"] == max(found["phases"].values())
 
 
-def test_a_shape_on_a_card_by_formula() -> None:
-    code, printed, found = plan("--model", "qwen2.5-0.5b", *CARD, "kl.coef=0")
-    assert code == 0
-    assert "LIMITS by formula" in printed
-    seconds = found["seconds"]
-    assert seconds["prefill"] + seconds["decode"] + seconds["train"] == pytest.approx(0.78, rel=0.01)
-    assert seconds["decode_step"] == pytest.approx(0.45e-3, rel=0.01)
-    assert found["bytes_per_parameter"] == 18
-
-
 def test_a_size_that_does_not_fit_says_what_would() -> None:
     code, printed, found = plan("--parameters", "7e9", *CARD, "--memory", "100GiB")
     assert code == 1
@@ -87,15 +69,7 @@ def test_a_size_that_does_not_fit_says_what_would() -> None:
 
 
 @pytest.mark.parametrize(("machine", "size"), [("t4", "1.5B"), ("rtx4090", "7B"), ("a100", "7B"), ("a100", "14B")])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["grpo"],
-        ["lora.rank=16", "rollout.max_new_tokens=1024"],
-        ["lora.rank=16", "model.quantization=nf4", "data.prompts_per_step=64", "rollout.group_size=16"],
-        ["reference.every=10", "reference.mixup_alpha=0.5", "model.dtype=float32"],
-    ],
-)
+@pytest.mark.parametrize("settings", table("plan", "settings_that_are_said_to_fit"))
 def test_settings_that_are_said_to_fit_do_fit_when_they_are_applied(
     machine: str, size: str, settings: list[str]
 ) -> None:

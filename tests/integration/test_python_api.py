@@ -15,8 +15,9 @@ import torch
 
 import oncurve
 from fakes.architectures import architecture
-from fakes.project import ROWS, lay_out, words_tokenizer
+from fakes.project import ROWS, words_tokenizer
 from fakes.rewards import Callable, by_columns, like_trl, like_verl
+from fakes.tables import table
 from fakes.tiny_policy import VOCABULARY, TinyLM
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import RUN
@@ -25,16 +26,7 @@ from oncurve.run.arguments import ARGUMENT_OF
 from oncurve.run.commands.evaluation import evaluate_target
 from oncurve.run.session import resume_run
 
-SETTINGS = {
-    "rollout": {"group_size": 4, "max_new_tokens": 5},
-    "data": {"prompts_per_step": 2},
-    "learner": {"learning_rate": 1e-3},
-}
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay_out(tmp_path_factory.mktemp("project")) / "model"
+SETTINGS = table("python_api", "settings")
 
 
 def train(**arguments: Any) -> oncurve.TrainedRun:
@@ -100,21 +92,31 @@ CONTAINERS: dict[str, Any] = {
 }
 
 
+KEPT = {**SETTINGS, "checkpoint": {"every": 1}}
+
+
+@pytest.fixture(scope="module")
+def whole() -> oncurve.TrainedRun:
+    """Two steps that nothing interrupted."""
+    run = train(reward=closure(3), steps=2, settings=KEPT)
+    run.close()
+    return run
+
+
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_a_run_of_objects_goes_on_when_they_are_given_again_with_the_rows_that_its_directory_kept(
-    container: str, tmp_path: Path
+    container: str, whole: oncurve.TrainedRun, tmp_path: Path
 ) -> None:
     def stop(result: Any) -> None:
         if result.step == 1:
             raise RuntimeError("pulled the plug")
 
     reward = closure(3)  # a function at the top of this file would be imported with it, by each worker
-    settings = {**SETTINGS, "checkpoint": {"every": 1}}
     out, rows = tmp_path / "cut", CONTAINERS[container]()
     with pytest.raises(RuntimeError, match="pulled the plug"):
-        train(data=rows, reward=reward, steps=2, settings=settings, out=out, on_step=stop)
+        train(data=rows, reward=reward, steps=2, settings=KEPT, out=out, on_step=stop)
     objects = {"model": architecture("llama"), "tokenizer": words_tokenizer(), "reward": reward}
-    with train(reward=reward, steps=2, settings=settings) as whole, oncurve.resume(out, **objects) as again:
+    with oncurve.resume(out, **objects) as again:
         assert [step["policy/loss"] for step in again.metrics] == [step["policy/loss"] for step in whole.metrics]
         for name, weight in whole.model.state_dict().items():
             assert torch.equal(weight, again.model.state_dict()[name]), name
@@ -133,11 +135,11 @@ def test_prompts_may_be_bare_strings_or_token_ids() -> None:
 
 
 def test_without_held_out_rows_python_and_the_command_line_evaluate_the_same_prompts(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(model_folder.parent)
+    monkeypatch.chdir(laid_out)
     settings = {**SETTINGS, "eval": {"limit": 3}}
-    run = train(model=model_folder, reward="reward.py:length", out=tmp_path / "run", settings=settings)
+    run = train(model=laid_out / "model", reward="reward.py:length", out=tmp_path / "run", settings=settings)
     here = run.evaluate(2)
     run.close()
     _, there = evaluate_target(str(tmp_path / "run"), n=2)
@@ -149,23 +151,23 @@ def test_without_held_out_rows_python_and_the_command_line_evaluate_the_same_pro
 
 @pytest.mark.parametrize("held_out", [True, False])
 def test_a_limit_counts_prompts_that_are_evaluated_not_those_that_were_dropped(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_out: bool
+    laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_out: bool
 ) -> None:
-    monkeypatch.chdir(model_folder.parent)
+    monkeypatch.chdir(laid_out)
     rows = [{"prompt": "w3 " * (9 if index % 2 else 2), "answer": "w3"} for index in range(40)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["data.max_prompt_tokens=5", "data.overlong=drop", f"data.path={tmp_path / 'rows.jsonl'}"]
     words += ["rewards=[{kind='exact'}]", "rollout.max_new_tokens=2"]
     words += ["data.eval_fraction=0.5"] if held_out else []
-    _, found = evaluate_target(str(model_folder), words, n=1, limit=8)
+    _, found = evaluate_target(str(laid_out / "model"), words, n=1, limit=8)
     assert (found.prompts, found.held_out) == (8, held_out)
 
 
 def test_a_rotation_by_the_longest_row_is_in_an_evaluation_afterwards_what_it_was_in_the_run(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(model_folder.parent)
-    shutil.copytree(model_folder, tmp_path / "model")
+    monkeypatch.chdir(laid_out)
+    shutil.copytree(laid_out / "model", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     half = config["head_dim"] // 2
     factors = {"short_factor": [1.0] * half, "long_factor": [3.0] * half, "original_max_position_embeddings": 8}
@@ -212,8 +214,8 @@ def test_an_argument_and_its_setting_are_the_same_configuration(tmp_path: Path) 
     assert config(recipe=recipe, steps=None, preset="dr_grpo").kl.coef == 0  # as `extends=dr_grpo` on the command line
 
 
-def test_a_run_shows_itself_its_groups_its_samples_and_its_metrics(model_folder: Path, tmp_path: Path) -> None:
-    with train(model=model_folder, reward=closure(3), steps=2, out=tmp_path / "run") as run:
+def test_a_run_shows_itself_its_groups_its_samples_and_its_metrics(laid_out: Path, tmp_path: Path) -> None:
+    with train(model=laid_out / "model", reward=closure(3), steps=2, out=tmp_path / "run") as run:
         assert "2 steps" in run._repr_html_()
         assert "w3" not in run._repr_html_()  # no rows
         table = run.metrics.to_pandas()
@@ -255,13 +257,13 @@ def test_every_argument_that_is_a_setting_is_offered_and_documented() -> None:
 
 
 def test_a_function_of_a_file_needs_nothing_at_resume(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "scores_of_mine.py").write_text("def remainder(completion):\n    return float(len(completion) % 3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     from scores_of_mine import remainder
 
-    train(model=model_folder, reward=remainder, steps=1, out=tmp_path / "run").close()
+    train(model=laid_out / "model", reward=remainder, steps=1, out=tmp_path / "run").close()
     saved = (tmp_path / "run" / "config.toml").read_text()
     assert f'path = "{tmp_path}/scores_of_mine.py:remainder"' in saved
     (tmp_path / "run" / "config.toml").write_text(saved.replace("steps = 1", "steps = 2"))
@@ -269,13 +271,13 @@ def test_a_function_of_a_file_needs_nothing_at_resume(
     assert "step 2/2" in capsys.readouterr().out
 
 
-def test_an_interrupt_before_the_first_step_has_a_sentence_for_a_notebook_and_no_frames(model_folder: Path) -> None:
+def test_an_interrupt_before_the_first_step_has_a_sentence_for_a_notebook_and_no_frames(laid_out: Path) -> None:
     def rows() -> Any:
         yield {"prompt": "a b"}
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match="before the first step; nothing was trained") as caught:
-        oncurve.train(model=model_folder, data=rows(), reward=by_columns, settings=SETTINGS)
+        oncurve.train(model=laid_out / "model", data=rows(), reward=by_columns, settings=SETTINGS)
     assert len(caught.value._render_traceback_()) == 1  # type: ignore[attr-defined]  # what a cell shows
 
 

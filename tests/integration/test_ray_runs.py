@@ -1,6 +1,5 @@
 """`cluster.kind = "ray"` from the command line: the bits of `host`, whatever is killed, and what is refused."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -16,34 +15,22 @@ import torch
 from fakes.calls import Counted
 from fakes.killed_runs import compare, finish, kill_all, metrics_of, said_by, start, until_checkpoints
 from fakes.project import refused
+from fakes.tables import table
 from fakes.toy_cluster import toy_cluster
+from fakes.waiting import until
 from oncurve.base.errors import ConfigError
 from oncurve.processes.fleets import ProcessEnded, RayFleet, ray_fleet
 from oncurve.processes.fleets.devices import Gpus
 from oncurve.processes.fleets.ray_session import SESSION
 
 ray_is_here = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
-SETTINGS = [
-    "kl.coef=0.05",
-    "learner.minibatches=2",
-    "checkpoint.every=1",
-    "checkpoint.keep=100",
-    "cluster.shard_groups=2",
-    "data.prompts_per_step=6",
-]
+SETTINGS = table("ray_runs", "settings")
 RAY = ["cluster.kind=ray", *SETTINGS]
 HOST = ["cluster.kind=host", *SETTINGS]
 
 
 @ray_is_here
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (["cluster.address=127.0.0.1:1"], ["cluster.address", "no Ray answers at 127.0.0.1:1", "ray start --head"]),
-        (["cluster.address=ray://head:10001"], ["cluster.address", "host:port", "without ray://"]),
-        (["cluster.address=127.0.0.1:65537"], ["cluster.address", "no port that there is"]),
-    ],
-)
+@pytest.mark.parametrize(("settings", "words"), table("ray_runs", "addresses"))
 def test_an_address_at_which_there_is_no_ray_is_refused(command, settings, words) -> None:
     refused(command("train", "recipe.toml", *RAY, "cluster.learner_ranks=2", *settings, "--out", "out"), *words)
 
@@ -187,17 +174,6 @@ sys.exit(cli.main())
     assert "Traceback" not in run.stderr
 
 
-class Seeing:
-    """Says which GPUs its process sees."""
-
-    def begin(self) -> None:
-        """Nothing to do."""
-
-    def seen(self) -> str:
-        """As CUDA_VISIBLE_DEVICES has them."""
-        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
-
-
 @ray_is_here
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["machines_come_and_go", "gpus_for_each", "a_ray_of_its_own_first"])
@@ -213,15 +189,12 @@ def machines_come_and_go() -> None:
         for order, count in (("", 2), ("add", 3)):
             if order:
                 toy.tell(order)
-            deadline = time.monotonic() + 90
-            while len(fleet.up()) < count and time.monotonic() < deadline:
-                time.sleep(0.1)
+            until(lambda: len(fleet.up()) >= count, 90.0)  # noqa: B023
             time.sleep(0 if order else 5.0)
             assert len(fleet.settled(60.0)) == count, fleet.up()
         toy.tell("remove 2")
-        deadline, events = time.monotonic() + 60, list[Any]()
-        while not events and time.monotonic() < deadline:
-            events = fleet.wait(1.0)
+        events = list[Any]()
+        until(lambda: bool(events.extend(fleet.wait(1.0)) or events), 60.0)  # type: ignore[func-returns-value]
         assert isinstance(events[0], ProcessEnded), events
         assert any(words in events[0].cause for words in ("its machine", "the connection to the process")), events
         living = fleet.settled(1.0)
@@ -234,24 +207,22 @@ def gpus_for_each() -> None:
     """Each process has a GPU, and none the one that the run computes on."""
     with toy_cluster(1, gpus=2) as toy:
         gpus = Gpus(("1", "0"), ("H200", "H200"), "cpu")
-        with RayFleet(Seeing, 1, address=toy.address, gpus=gpus, each=1) as fleet:
+        with RayFleet(Counted, 1, address=toy.address, gpus=gpus, each=1) as fleet:
             (process,) = fleet.settled(120.0)
             number = fleet.call(process, "seen")
-            found: list[Any] = []
-            deadline = time.monotonic() + 60
-            while not found and time.monotonic() < deadline:
-                found += fleet.wait(0.5)
+            found = list[Any]()
+            until(lambda: bool(found.extend(fleet.wait(0.5)) or found), 60.0)  # type: ignore[func-returns-value]
             assert [(event.number, event.value) for event in found] == [(number, "0")]
         nowhere = Gpus(("7",), ("H200",), "cpu")
         with pytest.raises(ConfigError, match="computes on GPU 7, which Ray cannot keep"):
-            RayFleet(Seeing, 1, address=toy.address, gpus=nowhere, each=1)
+            RayFleet(Counted, 1, address=toy.address, gpus=nowhere, each=1)
         SESSION.end()  # Ray ends a process that is connected to a cluster when that goes
 
 
 def a_ray_of_its_own_first() -> None:
     """A process that has started a Ray of its own cannot use another one, and says so. Its folder is private."""
     before = set(Path("/tmp").glob("oncurve-ray-*"))
-    with RayFleet(Seeing, 1) as fleet:
+    with RayFleet(Counted, 1) as fleet:
         assert len(fleet.settled(120.0)) == 1
         made = set(Path("/tmp").glob("oncurve-ray-*")) - before
         assert {folder.stat().st_mode & 0o777 for folder in made} == {0o700}
@@ -259,4 +230,4 @@ def a_ray_of_its_own_first() -> None:
         toy_cluster(1) as toy,
         pytest.raises(ConfigError, match="uses a Ray of its own already"),
     ):
-        RayFleet(Seeing, 1, address=toy.address)
+        RayFleet(Counted, 1, address=toy.address)

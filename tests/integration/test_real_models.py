@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fakes import project
 from oncurve.config.layers import RECIPES
 from oncurve.report import RolloutIndex
 
@@ -64,25 +65,8 @@ def test_a_word_becomes_three_times_as_frequent_and_stories_stay_stories(test_da
 
 def test_a_model_that_solves_nothing_is_told_what_that_means(test_data: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "gsm8k.toml"
-    recipe.write_text(
-        f"""
-[run]
-steps = 5
-[model]
-path = "{test_data / "models" / "stories260k"}"
-[data]
-path = "{test_data / "gsm8k" / "train.jsonl"}"
-template = "{{question}}"
-max_prompt_tokens = 400
-overlong = "drop"
-prompts_per_step = 8
-[rollout]
-group_size = 4
-max_new_tokens = 48
-[[rewards]]
-kind = "math"
-"""
-    )
+    text = (project.RECIPES / "solves_nothing.toml").read_text(encoding="utf-8")
+    recipe.write_text(text.format(data=test_data))
     printed = oncurve("train", str(recipe), "--out", str(tmp_path / "run"))
     assert "no gradient: all groups are constant" in printed
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 5

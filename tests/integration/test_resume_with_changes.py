@@ -3,27 +3,24 @@
 import json
 import shutil
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import oncurve
-from fakes.project import Said, lay_out
+from fakes.project import Command
 from fakes.tables import table
 
-Command = Callable[..., Said]
 RATE = "learner.learning_rate=0.01"
 
 
 @pytest.fixture(scope="module")
-def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def laid_out(laid_out: Path) -> Path:
     """A project with a finished run of two steps in `short`."""
-    folder = lay_out(tmp_path_factory.mktemp("project"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+        patch.chdir(laid_out)
         oncurve.train("recipe.toml", out="short", steps=2).close()
-    return folder
+    return laid_out
 
 
 @pytest.fixture

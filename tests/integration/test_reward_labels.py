@@ -1,11 +1,10 @@
 """`oncurve reward-model label`: a policy's own samples, labelled, as files that a reward model is trained on."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fakes.project import RECIPES, Said, oncurve as run_command
+from fakes.project import RECIPES, Command
 from oncurve.models import tiny
 from oncurve.reward_models import LabelledSteps, PreferencePair
 from oncurve.reward_models.examples import Preferences, StepLabels
@@ -14,12 +13,9 @@ from oncurve.tasks.arithmetic import check_steps, is_correct, read_question
 RECIPE = (RECIPES / "labels.toml").read_text(encoding="utf-8").format(model=tiny.path())
 
 
-Label = Callable[[list[str]], Said]
-
-
 @pytest.fixture
-def label(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Label:
-    return lambda words: run_command(["reward-model", "label", *words], monkeypatch, capfd)
+def label(command: Command) -> Command:
+    return lambda *words: command("reward-model", "label", *words).fine()
 
 
 @pytest.fixture
@@ -29,10 +25,9 @@ def recipe(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_pairs_have_the_right_one_chosen(label: Label, recipe: str, tmp_path: Path) -> None:
+def test_pairs_have_the_right_one_chosen(label: Command, recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "pairs.jsonl"
-    done = label([recipe, "--verifier", "task", "--prompts", "10", "--out", str(out)])
-    assert done.code == 0, done.err
+    done = label(recipe, "--verifier", "task", "--prompts", "10", "--out", str(out))
     pairs, held_out = Preferences(path=str(out), eval_fraction=0.0).read()
     assert pairs
     assert not held_out
@@ -44,11 +39,10 @@ def test_pairs_have_the_right_one_chosen(label: Label, recipe: str, tmp_path: Pa
         assert not is_correct(str(pair.rejected), answer)
 
 
-def test_steps_are_labelled_as_their_checker_has_it(label: Label, recipe: str, tmp_path: Path) -> None:
+def test_steps_are_labelled_as_their_checker_has_it(label: Command, recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "steps.jsonl"
     words = ["--kind", "steps", "--verifier", "task_steps", "--prompts", "6", "--out", str(out)]
-    done = label([recipe, *words])
-    assert done.code == 0, done.err
+    label(recipe, *words)
     examples, _ = StepLabels(path=str(out), eval_fraction=0.0).read()
     assert len(examples) == 24
     for example in examples:
@@ -57,11 +51,10 @@ def test_steps_are_labelled_as_their_checker_has_it(label: Label, recipe: str, t
         assert list(zip(example.ends, example.labels, strict=True)) == [(end, float(sound)) for end, sound in truth]
 
 
-def test_continuations_label_steps_for_a_verifier_of_answers(label: Label, recipe: str, tmp_path: Path) -> None:
+def test_continuations_label_steps_for_a_verifier_of_answers(label: Command, recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "steps.jsonl"
     words = ["--kind", "steps", "--verifier", "task", "--continuations", "3", "--prompts", "3", "--out", str(out)]
-    done = label([recipe, *words])
-    assert done.code == 0, done.err
+    label(recipe, *words)
     examples, _ = StepLabels(path=str(out), eval_fraction=0.0).read()
     assert examples
     for example in examples:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from fakes.classifiers import lay_down
 from fakes.killed_runs import killed_at
-from fakes.project import Said, refused
+from fakes.project import Command, refused
 from fakes.reward_examples import DATA, UPDATES, write_examples
 from fakes.tables import table
 from fakes.tolerance import about
@@ -22,7 +21,6 @@ from oncurve.models.classifiers.load import load_classifier
 from oncurve.reward_models.learner import RewardLearner
 from oncurve.run.commands.reward_models import load_reward_recipe, train_reward_model
 
-Command = Callable[..., Said]
 kinds = pytest.mark.parametrize("kind", DATA)
 
 

@@ -1,7 +1,6 @@
 """`oncurve.GRPO`: an argument and its setting are one thing, what means nothing is refused; rlox's hooks, functions."""
 
 import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 import oncurve
-from fakes.project import Said, refused
+from fakes.project import RECIPES, Command, refused
 from fakes.tables import table
 from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import ConfigError, DataError
@@ -22,16 +21,7 @@ from oncurve.config.sections import RUN
 from oncurve.losses import KLPenalty
 
 PROMPTS = torch.tensor([[1, 2, 3], [4, 5, 6]])
-OTHER = {
-    "group_size": 3,
-    "learning_rate": 3e-3,
-    "kl_coef": 0.7,
-    "max_new_tokens": 5,
-    "max_grad_norm": 0.01,
-    "temperature": 0.6,
-    "eos_ids": (2, 3),
-    "seed": 5,
-}
+OTHER = table("rlox_api", "other")
 USED = {"rollout", "engine", "advantage", "objective", "kl", "reference", "entropy", "aggregation", "filter"}
 USED |= {"learner", "critic", "lora", "correction"}
 
@@ -217,16 +207,10 @@ def test_the_model_as_its_own_reference_may_have_an_adapter() -> None:
     assert trainer.train_step(PROMPTS)["kl"] > 0
 
 
-RLOX_FILE = """\
-algorithm: grpo
-seed: 3
-hyperparameters:
-  group_size: 2
-  max_new_tokens: 4
-"""
+RLOX_FILE = (RECIPES / "rlox.yaml").read_text(encoding="utf-8")
 
 
-def test_a_file_of_rloxs_trains_by_the_command_of_its_pages(command: Callable[..., Said], tmp_path: Path) -> None:
+def test_a_file_of_rloxs_trains_by_the_command_of_its_pages(command: Command, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(RLOX_FILE)
     words = ("model.path=model", "--data", "data.jsonl", "--reward", "reward.py:length", "run.steps=1")
     command("train", "--config", "config.yaml", *words, "data.prompts_per_step=2", "--out", "run").fine()
@@ -234,7 +218,7 @@ def test_a_file_of_rloxs_trains_by_the_command_of_its_pages(command: Callable[..
     assert (config.run.seed, config.rollout.group_size, type(config.objective).__name__) == (3, 2, "Reinforce")
 
 
-def test_what_config_takes_is_said(command: Callable[..., Said], tmp_path: Path) -> None:
+def test_what_config_takes_is_said(command: Command, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("algorithm: ppo\n")
     refused(command("train", "--config", "config.yaml"), "algorithm: 'ppo'", "control tasks")
     (tmp_path / "config.yaml").write_text(RLOX_FILE)

@@ -4,18 +4,17 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import oncurve
-from fakes.project import Said
+from fakes.project import Command
+from fakes.tables import table
 from oncurve.base.errors import LostFileError
 from oncurve.run.directory.folder import RunDirectory
 from oncurve.trainer import StepResult
 
-Command = Callable[..., Said]
 LENGTH = "rewards=[{kind='python', path='reward.py:length', processes=1}]"
 
 
@@ -56,13 +55,7 @@ def test_a_bare_model_is_evaluated_by_a_recipe(command: Command) -> None:
     assert json.loads(said.out.splitlines()[-1])["prompts"] == 3
 
 
-BLOWN_UP = {
-    "3 updates in a row were skipped": [
-        "rewards=[{kind='regex', pattern='w1', weight=1e38}]",
-        "advantage.scale=none",
-    ],
-    "the policy cannot be sampled from": ["learner.learning_rate=1e30"],
-}
+BLOWN_UP = table("runs_that_go_wrong", "blown_up")
 
 
 @pytest.mark.parametrize("words", BLOWN_UP)
@@ -127,15 +120,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("call", "how", "since"),
-    [
-        (2, "deleted", "it was opened"),  # in the evaluation before step 1; the trial of the reward is the first call
-        (4, "moved", "step 1 was written"),
-        (5, "replaced", "step 2 was written"),
-        (6, "deleted", "step 2 was written"),  # in the evaluation after the last step
-    ],
-)
+@pytest.mark.parametrize(("call", "how", "since"), table("runs_that_go_wrong", "lost_folders"))
 def test_a_folder_that_is_lost_in_a_step_or_an_evaluation_ends_the_run_within_it(
     command: Command, call: int, how: str, since: str
 ) -> None:

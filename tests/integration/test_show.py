@@ -2,29 +2,19 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from fakes.project import Said
+from fakes.by_transformers import logprobs_of, taken
+from fakes.project import Command
 from fakes.tables import table
 from oncurve.learner import LocalLearner
 from oncurve.report import TOKENS, EvaluationFiles, RolloutFiles, RolloutIndex, look_at
 
-Command = Callable[..., Said]
 SETTINGS = table("show", "settings")
-
-
-def logprobs_by_hand(folder: Path, prompt: list[int], ids: list[int]) -> torch.Tensor:
-    """Log-probs `(T, V)` at the tokens of a completion, at the temperature of sampling."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-    return torch.log_softmax(logits.double() / 0.8, dim=-1)
 
 
 def test_numbers_of_tokens_are_those_of_the_checkpoints_before_and_after_the_step(command: Command) -> None:
@@ -37,10 +27,10 @@ def test_numbers_of_tokens_are_those_of_the_checkpoints_before_and_after_the_ste
         for item in group["completions"]:
             prompt, ids = group["prompt"]["ids"], item["ids"]
             before, after, reference = (
-                logprobs_by_hand(Path(folder), prompt, ids)
+                logprobs_of(Path(folder), prompt, ids, 0.8)
                 for folder in ("out/export/step-000001", "out/export/step-000002", "model")
             )
-            picked = [each.gather(1, torch.tensor(ids)[:, None])[:, 0] for each in (before, after, reference)]
+            picked = [taken(each, ids) for each in (before, after, reference)]
             distance = picked[2] - picked[0]
             expected = {
                 "before": picked[0],
@@ -71,11 +61,11 @@ def test_measuring_tokens_changes_no_bit_of_the_run_and_takes_one_pass_more_wher
 
 
 def test_a_group_is_shown_with_what_the_step_changed_most(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert command("train", "recipe.toml", *SETTINGS, "run.steps=2", "--out", "out").code == 0
+    command("train", "recipe.toml", *SETTINGS, "run.steps=3", "--out", "out").fine()
     listed = command("show", "out", "--step", "2", "--json").fine()
     of_step = json.loads(listed.out.splitlines()[-1])
     assert [row["group"] for row in of_step["rows"]] == [0, 1]
-    said = command("show", "out", "--group", "1", "--json").fine()
+    said = command("show", "out", "--step", "2", "--group", "1", "--json").fine()
     found = json.loads(said.out.splitlines()[-1])
     assert (found["link"], found["step"]) == ("#/out/2/1", 2)
     items = found["completions"]
@@ -105,16 +95,11 @@ def test_a_group_is_shown_with_what_the_step_changed_most(command: Command, monk
         assert RolloutIndex(Path("out")).changed(2, 9) == list(found_in)
     one = look_at(Path("out"), 2, 1, top["completion"])
     assert [item["completion"] for item in one["completions"]] == [top["completion"]]
+    places_that_are_not_there_are_named_and_a_killed_step_is_read(command)
 
 
-def test_places_that_are_not_there_are_named_and_a_killed_step_is_read(command: Command) -> None:
-    assert command("train", "recipe.toml", "--out", "out").code == 0
-    for words, error in (
-        (("--step", "9"), "no groups of step 9; there are those of: 1, 2, 3; the nearest is 3"),
-        (("--group", "2"), "step 3 of out has the groups 0 to 1"),
-        (("--group", "1", "--completion", "4"), "the group has the completions 0 to 3"),
-        (("--completion", "4"), "--group"),
-    ):
+def places_that_are_not_there_are_named_and_a_killed_step_is_read(command: Command) -> None:
+    for words, error in table("show", "places_that_are_not_there"):
         said = command("show", "out", *words)
         assert (said.code, error in said.err) == (2, True), said.err
     RolloutFiles(Path("out")).path(1, TOKENS).unlink()
@@ -123,13 +108,7 @@ def test_places_that_are_not_there_are_named_and_a_killed_step_is_read(command: 
 
 
 def test_held_out_problems_that_flipped_are_recorded_and_survive_a_resume(command: Command) -> None:
-    settings = [
-        "eval.every=1",
-        "eval.n=3",
-        "data.eval_fraction=0.5",
-        "learner.learning_rate=0.02",
-        "checkpoint.every=1",
-    ]
+    settings = table("show", "evaluated")
     assert command("train", "recipe.toml", *settings, "run.steps=4", "--out", "whole").code == 0
     assert command("train", "recipe.toml", *settings, "run.steps=2", "--out", "out").code == 0
     EvaluationFiles(Path("out")).write(3, [])  # of a step that a kill has undone
@@ -153,10 +132,6 @@ def test_held_out_problems_that_flipped_are_recorded_and_survive_a_resume(comman
     assert place["link"] == f"#/whole/evaluation/0/4/{place['problem']}"
     told = command("show", "whole", "--flips", "--group", str(place["problem"]))
     assert (told.code, "after step 4: " in told.out, "/3 samples right" in told.out) == (0, True, True), told
-    for words, error in (
-        (("--flips", "--step", "9"), "those after: 0 to 4"),
-        (("--flips", "--group", "99"), "have no problem 99"),
-        (("--since", "1"), "give --flips"),
-    ):
+    for words, error in table("show", "flips_that_are_not_there"):
         said = command("show", "whole", *words)
         assert (said.code, error in said.err) == (2, True), said.err

@@ -2,11 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
-from fakes.project import Said
+from fakes.project import Command
 from fakes.scripts import script
+from fakes.tables import table
 from oncurve.report import EvaluationFiles
 
 PAGE = (Path(__file__).parents[2] / "docs" / "stability.md").read_text(encoding="utf-8")
@@ -16,7 +16,7 @@ def test_the_lists_are_the_names_of_the_code() -> None:
     assert script("site/stable_names").filled(PAGE) == PAGE, "look at what changes, then: scripts/site/stable_names.py"
 
 
-def test_every_command_with_json_has_the_promised_keys(command: Callable[..., Said]) -> None:
+def test_every_command_with_json_has_the_promised_keys(command: Command) -> None:
     promised = {
         name: re.findall(r"`(\w+)`", keys) for name, keys in re.findall(r"^\| `([\w -]+)` \| (.*) \|$", PAGE, re.M)
     }
@@ -26,20 +26,10 @@ def test_every_command_with_json_has_the_promised_keys(command: Callable[..., Sa
     }
     evaluated = ("eval.every=1", "data.eval_fraction=0.5")
     assert command("train", "recipe.toml", *evaluated, "--out", "runs/made").code == 0
-    problem = max(EvaluationFiles(Path("runs/made")).read(1))
-    for words in (
-        ("runs", "runs"),
-        ("doctor", "runs/made"),
-        ("show", "runs/made"),
-        ("show --group", "0", "runs/made"),
-        ("show --flips", "runs/made"),
-        ("show --flips", "runs/made", "--group", str(problem)),
-        ("eval", "runs/made", "--limit", "2"),
-        ("data check", "recipe.toml"),
-        ("reward check", "recipe.toml", "--sample"),
-        ("plan", "recipe.toml"),
-    ):
-        found = json.loads(command(*words[0].split(), *words[1:], "--json").fine().out.splitlines()[-1])
+    problem = str(max(EvaluationFiles(Path("runs/made")).read(1)))
+    for name, *words in table("stability", "commands"):
+        words = [word.replace("PROBLEM", problem) for word in words]
+        found = json.loads(command(*name.split(), *words, "--json").fine().out.splitlines()[-1])
         there = set(found[0] if isinstance(found, list) else found)
-        assert set(promised[words[0]]) - there <= {"greedy_accuracy", "problem", "problems", "results"}, words
-        assert there <= set(promised[words[0]]), words
+        assert set(promised[name]) - there <= {"greedy_accuracy", "problem", "problems", "results"}, name
+        assert there <= set(promised[name]), name

@@ -3,18 +3,17 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import oncurve
 from fakes.chat_server import ChatServer
-from fakes.project import Said, lay_out
+from fakes.project import Command
+from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.config import MADE_HERE, load_config, unsigned
-
-Command = Callable[..., Said]
 
 CODE = """
 from pathlib import Path
@@ -30,24 +29,17 @@ chi = KL_KINDS["k3"]
 def reward(completion): return float(len(completion))
 """
 
-KINDS = {
-    "an advantage": '[advantage]\nkind = "own.py:Own"\n',
-    "data": '[data]\nkind = "own.py:Rows"\n',
-    "an estimator": '[kl]\nestimator = "own.py:chi"\n',
-    "a reward": '[[rewards]]\nkind = "own.py:Reward"\nname = "own"\nweight = 0.25\n',
-    "a module": '[advantage]\nkind = "own:Own"\n',
-}
+KINDS = table("trust", "kinds")
 
 
 @pytest.fixture(scope="module")
-def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def laid_out(laid_out: Path) -> Path:
     """A project with a run in `run`, whose reward is in `own.py`."""
-    folder = lay_out(tmp_path_factory.mktemp("project"))
-    (folder / "own.py").write_text(CODE)
+    (laid_out / "own.py").write_text(CODE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+        patch.chdir(laid_out)
         oncurve.train("recipe.toml", out="run", steps=1, reward="own.py:reward").close()
-    return folder
+    return laid_out
 
 
 def is_own(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from fakes.project import RECIPES
 from fakes.tables import table
 from fakes.verl_commands import COMMANDS, sized, words, write_rows
 from oncurve.compat import config_of
@@ -22,39 +23,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, lett
     return float(solution_str.count(letter) % 2)
 """
 
-SHARED = """
-[model]
-path = "{model}"
-[data]
-path = "{data}/train.parquet"
-eval_path = "{data}/test.parquet"
-prompts_per_step = 4
-max_prompt_tokens = 400
-overlong = "drop"
-[rollout]
-group_size = 2
-max_new_tokens = 8
-[objective]
-dual_clip = 3.0
-[learner]
-minibatches = 2
-weight_decay = 0.01
-gradient_checkpointing = true
-tokens_per_micro_batch = 16320
-[run]
-steps = 1
-name = "qwen3_8b_function_rm"
-[eval]
-every = 5
-[checkpoint]
-every = 20
-[tracking]
-to = ["wandb"]
-project = "verl_grpo_example_gsm8k"
-[[rewards]]
-kind = "numeric"
-unmarked = false
-"""
+SHARED = (RECIPES / "verl.toml").read_text(encoding="utf-8")
 OWN = table("verl_commands", "own")
 
 

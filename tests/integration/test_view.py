@@ -250,14 +250,7 @@ def test_a_copy_opens_from_a_file_and_asks_for_nothing(window: Browser, tmp_path
     window.see("1 of 3 groups")
     window.go("#/a/3/1")
     window.see("Group 1", "reward by part")
-    for page in (
-        "#/a/prompt/1",
-        "#/a/evaluation",
-        "#/a/evaluation/0/3/1",
-        "#/a/doctor",
-        "#/a/settings",
-        "#compare/a/b",
-    ):
+    for page in table("view", "pages_of_a_copy"):
         window.go(page)
         window.wait("document.querySelector('h1') !== null && !document.querySelector('[role=alert]')")
     assert window.serious() == []
@@ -269,16 +262,7 @@ def test_every_page_is_accessible_and_fits_from_360_to_2560_pixels(window: Brows
     write_run(tmp_path / "runs" / "a", ["a prompt of some words " * 20, "x" * 400])
     with served(tmp_path / "runs") as address:
         window.open(address)
-        for page in (
-            "#/",
-            "#/a",
-            "#/a/3",
-            "#/a/3/0",
-            "#/a/prompt/0",
-            "#/a/settings",
-            "#/a/evaluation",
-            "#/a/evaluation/0/3/1",
-        ):
+        for page in table("view", "pages"):
             for width in (360, 1280, 2560):
                 window.size(width, 900, dark)
                 window.go(page)

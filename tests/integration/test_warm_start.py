@@ -1,7 +1,6 @@
 """A warm start in whole runs: a model learns a form, GRPO goes on from it, and kills in both stages change no bit."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 import oncurve
 from fakes.killed_runs import PLACES, compare, finish, killed_at, metrics_of
-from fakes.project import RECIPES, Said, lay_out
+from fakes.project import RECIPES, Command
 from fakes.tables import table
 from oncurve import durable
 from oncurve.base.errors import ConfigError
@@ -21,16 +20,15 @@ UPDATE = PLACES["update"][:3]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = lay_out(tmp_path_factory.mktemp("project"))
+def site(laid_out: Path) -> Path:
     words = [f"w{n} w{n + step}" for step in (1, 2, 3, 5) for n in range(10, 50)]
     demonstrations = [{"prompt": asked, "completion": f"w9 {asked.split()[0]}"} for asked in words]
     held_out = [{"prompt": f"w{n} w{n + 4}"} for n in range(10, 50)]
     shown = {"demonstrations": demonstrations[:120], "other_demonstrations": demonstrations[120:]}
     for name, rows in (*shown.items(), ("held_out", held_out)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "recipe.toml").write_text(RECIPE)
-    return folder
+        (laid_out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (laid_out / "recipe.toml").write_text(RECIPE)
+    return laid_out
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +73,7 @@ def test_an_adapter_that_is_warmed_up_is_the_one_that_grpo_trains(site: Path, tm
     assert any(bool(tensor.any()) for name, tensor in warm.items() if "lora_B" in name)
 
 
-def test_the_command_alone_and_the_function_make_the_same_run(
-    site: Path, command: Callable[..., Said], tmp_path: Path
-) -> None:
+def test_the_command_alone_and_the_function_make_the_same_run(site: Path, command: Command, tmp_path: Path) -> None:
     words = ("run.threads=1", "model.dtype=float32", "sft.steps=3")
     model, rows = str(site / "model"), str(site / "demonstrations.jsonl")
     assert command("sft", model, "--data", rows, *words, "--out", str(tmp_path / "command")).code == 0
@@ -106,20 +102,7 @@ def test_python_trains_with_a_warm_start_and_rewards_that_no_file_has(site: Path
 
 def test_a_script_of_trls_quick_start_makes_the_same_updates(site: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (site / "demonstrations.jsonl").read_text().splitlines()]
-    args = SFTConfig(
-        tmp_path / "trl",
-        max_steps=4,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        logging_steps=2,
-        seed=7,
-        bf16=False,
-        learning_rate=1e-2,
-        eval_strategy="steps",
-        eval_steps=4,
-        packing=True,
-        use_cpu=True,
-    )
+    args = SFTConfig(tmp_path / "trl", **table("warm_start", "sft_config"))
     trainer = SFTTrainer(str(site / "model"), args, rows[:40], rows[40:60])
     trainer.train()
     settings = {"model.dtype": "float32", "model.device": "cpu", "learner.schedule": "linear", "data.chat": "never"}
@@ -139,7 +122,7 @@ def test_a_script_of_trls_quick_start_makes_the_same_updates(site: Path, tmp_pat
 
 @pytest.mark.parametrize(("words", "says"), table("warm_start", "bad_input_ends_before_anything_is_made"))
 def test_bad_input_ends_before_anything_is_made(
-    words: list[str], says: str, site: Path, command: Callable[..., Said], project: Path
+    words: list[str], says: str, site: Path, command: Command, project: Path
 ) -> None:
     for name in ("recipe.toml", "demonstrations.jsonl", "other_demonstrations.jsonl", "held_out.jsonl"):
         (project / name).write_text((site / name).read_text())
@@ -149,6 +132,6 @@ def test_bad_input_ends_before_anything_is_made(
     assert not (project / "out").exists()
 
 
-def test_a_resume_cannot_change_the_warm_start(whole: Path, command: Callable[..., Said]) -> None:
+def test_a_resume_cannot_change_the_warm_start(whole: Path, command: Command) -> None:
     said = command("resume", str(whole), "run.steps=9", "sft.epochs=9", "sft.steps=null")
     assert (said.code, "sft.epochs: cannot change in a resume" in said.err) == (2, True), said

@@ -7,8 +7,8 @@ whole completions of which nothing is trained.
 
 import copy
 import random
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from fakes.learning import finished, gradient, make_learner, plain_groups, relative_error, weigher
-from fakes.tiny_policy import VOCABULARY, random_groups, tiny_model
+from fakes.tiny_policy import VOCABULARY, groups_with_gaps, tiny_model
 from oncurve.advantages import GAEAdvantage, GroupAdvantage, ProcessAdvantage
 from oncurve.batching import collate
 from oncurve.kl import KL_KINDS
@@ -26,36 +26,20 @@ from oncurve.metrics import Metrics
 from oncurve.models import token_stats
 from oncurve.models.generic import plain_logits
 from oncurve.trainer import KLControl
-from oncurve.types import Group, Score, TokenLoss, TokenStats, TrainBatch, axes_of
+from oncurve.types import Completion, Group, Prompt, Score, TokenLoss, TokenStats, TrainBatch, axes_of
 from oracles.plain_gae import plain_gae, plain_whitened
 from oracles.plain_grpo import PlainConfig, reference_loss
+from oracles.plain_grpo.loss import completion_losses, log_distributions
 from oracles.plain_head import plain_logprobs
 from oracles.plain_process import plain_process_advantages
 
 seeds = st.integers(0, 2**31)
-REWARDS: list[list[float | None]] = [[1.0, 0.0, 0.3, 1.0], [0.5, None, 0.0, 0.2], [0.7, 0.7, 0.7, 0.7]]
-
-
-def mask_of(rng: random.Random, length: int) -> tuple[bool, ...] | None:
-    """All trained (said and unsaid), nothing, without the first or the last token, or any."""
-    some = [rng.random() < 0.6 for _ in range(length)]
-    shapes = [None, [True] * length, [False] * length, [False, *some[1:]], [*some[:-1], False], some]
-    chosen = rng.choice(shapes)
-    return None if chosen is None else tuple(chosen)
-
-
-def with_gaps(groups: list[Group], seed: int) -> list[Group]:
-    rng = random.Random(seed)
-    return [
-        replace(group, completions=tuple(replace(c, trained=mask_of(rng, len(c.ids))) for c in group.completions))
-        for group in groups
-    ]
 
 
 def gappy(seed: int, steps: bool = False) -> list[Group]:
     """Three groups of four completions with gaps; with `steps`, some of them with rewards at any of their tokens."""
     rng = random.Random(seed)
-    groups = with_gaps(random_groups(seed=seed, rewards=REWARDS), seed)
+    groups = groups_with_gaps(seed)
 
     def stepwise(score: Score, length: int) -> Score:
         ends = tuple(sorted(rng.randrange(length) for _ in range(rng.randint(0, 3)))) if steps else ()
@@ -213,20 +197,44 @@ def test_group_and_process_advantages_are_those_of_the_whole_completions(seed: i
     for advantage in (GroupAdvantage(), ProcessAdvantage()):
         found, wanted = advantage(poisoned(collate(groups))), advantage(collate(whole))
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-    plain = plain_process_advantages(
-        [
-            [
-                (len(c.ids), list(zip(s.step_ends, s.step_rewards, strict=True)) or [(len(c.ids) - 1, s.reward)])
-                for c, s in zip(group.completions, group.scores, strict=True)
-                if s.valid
-            ]
-            for group in groups
-        ]
-    )
     batch = collate(groups)
     rows = ProcessAdvantage()(batch)[batch.valid]
-    for row, tokens in zip(rows, chain.from_iterable(plain), strict=True):
+    for row, (_, _, tokens) in zip(rows, of_steps(groups), strict=True):
         assert row[: len(tokens)].tolist() == pytest.approx(tokens, abs=1e-9)
+
+
+def of_steps(groups: list[Group]) -> Iterator[tuple[Prompt, Completion, list[float]]]:
+    """Each valid completion with its prompt and the oracle's advantages of its tokens."""
+    for group in groups:
+        pairs = [pair for pair in zip(group.completions, group.scores, strict=True) if pair[1].valid]
+        steps = [
+            (len(c.ids), list(zip(s.step_ends, s.step_rewards, strict=True)) or [(len(c.ids) - 1, s.reward)])
+            for c, s in pairs
+        ]
+        for (completion, _), advantages in zip(pairs, plain_process_advantages([steps])[0], strict=True):
+            yield group.prompt, completion, advantages
+
+
+@given(seed=seeds, objective=st.sampled_from(["clipped", "reinforce"]))
+@settings(max_examples=8)
+def test_the_learners_gradient_of_step_rewards_is_that_of_rows_alone(seed: int, objective: str) -> None:
+    groups, config = gappy(seed, steps=True), PlainConfig(temperature=0.7, objective=objective, kl_coef=0.0)
+    policy, learner = tiny_model(seed=0).module, make_learner(objective, kl_coef=0.0, tokens_per_micro_batch=40)
+    batch = collate(groups)
+    if not batch.token_count:
+        return
+    batch = batch.having(old_logprobs=batch.rollout_logprobs).with_advantages(ProcessAdvantage()(batch))
+    losses = []
+    for prompt, completion, advantages in of_steps(groups):
+        ids, old = list(completion.ids), list(completion.logprobs)
+        log_p = log_distributions(lambda ids: plain_logits(policy, ids)[0], list(prompt.ids), ids, 0.7)
+        for token, advantage in enumerate(advantages):
+            own = completion.trained is None or completion.trained[token]
+            one = [own and token == place for place in range(len(ids))]
+            losses += completion_losses(log_p, log_p.detach(), ids, old, one, advantage, config)[0]
+    parts = torch.autograd.grad(torch.stack(losses).mean(), list(policy.parameters()))
+    found = gradient(learner, poisoned(batch.with_weights(weigher("token-mean")(batch))))
+    assert relative_error(found, torch.cat([part.flatten() for part in parts])) <= 1e-10
 
 
 @pytest.mark.parametrize("objective", OBJECTIVE_KINDS)
@@ -237,7 +245,7 @@ def test_group_and_process_advantages_are_those_of_the_whole_completions(seed: i
     estimator=st.sampled_from(sorted(KL_KINDS)),
 )
 @settings(max_examples=6)
-def test_the_learners_gradient_is_the_oracles_however_the_batch_is_cut(
+def test_the_learners_gradient_is_the_oracles_however_the_batch_is_cut_and_ordered(
     objective: str, aggregation: str, seed: int, budget: int, estimator: str
 ) -> None:
     groups = gappy(seed)
@@ -249,7 +257,8 @@ def test_the_learners_gradient_is_the_oracles_however_the_batch_is_cut(
     logits = [lambda ids, m=module: plain_logits(m, ids)[0] for module in (policy, reference)]
     loss = reference_loss(logits[0], plain_groups(groups), config, logits[1])
     learner = make_learner(objective, estimator, entropy_coef=0.05, tokens_per_micro_batch=budget)
-    batch = poisoned(finished(learner, groups, aggregation))
+    turned = [replace(g, completions=g.completions[::-1], scores=g.scores[::-1]) for g in groups[::-1]]
+    batch = poisoned(finished(learner, turned, aggregation))
     if not batch.token_count:
         return
     wanted = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(policy.parameters()))])

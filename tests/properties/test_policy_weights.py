@@ -1,24 +1,14 @@
 """Weights of the policy term: the gradient is the oracle's, however the batch is cut; untrained tokens leave none."""
 
-import random
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from fakes.learning import finished, gradient, make_learner, relative_error
-from fakes.tiny_policy import random_groups, tiny_model
+from fakes.learning import finished, gradient, make_learner, plain_groups, relative_error
+from fakes.tiny_policy import REWARDS, groups_with_gaps, random_groups, tiny_model
 from oncurve.learner import LearnerConfig
-from oncurve.losses import (
-    CORRECTION_KINDS,
-    OBJECTIVE_KINDS,
-    KLPenalty,
-    Regularizer,
-    WithoutOffPolicy,
-    top_entropy,
-)
+from oncurve.losses import CORRECTION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer, WithoutOffPolicy, top_entropy
 from oncurve.models import token_stats
 from oncurve.models.generic import plain_logits
 from oncurve.types import Group
@@ -26,37 +16,6 @@ from oracles.plain_correction import importance_weights, not_off_policy, of_high
 from oracles.plain_grpo import PlainConfig, PlainGroup, reference_loss
 
 seeds = st.integers(0, 2**31)
-REWARDS: list[list[float | None]] = [[1.0, 0.0, 0.3, 1.0], [0.5, None, 0.0, 0.2], [0.7, 0.7, 0.7, 0.7]]
-
-
-def gappy(seed: int) -> list[Group]:
-    rng = random.Random(seed)
-    return [
-        replace(
-            group,
-            completions=tuple(replace(c, trained=tuple(rng.random() < 0.7 for _ in c.ids)) for c in group.completions),
-        )
-        for group in random_groups(seed=seed, rewards=REWARDS)
-    ]
-
-
-def plain_groups(groups: list[Group], weights: list[list[float]], old: list[list[float]]) -> list[PlainGroup]:
-    """The oracle's groups, with `weights` and `old` log-probs of each completion in order."""
-    rows = iter(zip(weights, old, strict=True))
-    found = []
-    for group in groups:
-        mine = [next(rows) for _ in group.completions]
-        found.append(
-            PlainGroup(
-                list(group.prompt.ids),
-                [list(c.ids) for c in group.completions],
-                [score.reward if score.valid else None for score in group.scores],
-                [o for _, o in mine],
-                [list(c.trained or (True,) * len(c.ids)) for c in group.completions],
-                policy_weights=[w for w, _ in mine],
-            )
-        )
-    return found
 
 
 def lists(values: Tensor, groups: list[Group]) -> list[list[float]]:
@@ -80,7 +39,7 @@ def oracle_gradient(groups: list[PlainGroup], objective: str) -> Tensor:
 @given(seed=seeds, budget=st.integers(1, 60))
 @settings(max_examples=2)
 def test_the_corrected_gradient_is_the_oracles(kind: str, level: str, objective: str, seed: int, budget: int) -> None:
-    groups = gappy(seed)
+    groups = groups_with_gaps(seed)
     learner = make_learner(objective, entropy_coef=0.05, tokens_per_micro_batch=budget)
     batch = finished(learner, groups, old=False)
     if not batch.token_count:
@@ -105,7 +64,7 @@ def test_the_corrected_gradient_is_the_oracles(kind: str, level: str, objective:
 def test_the_gradient_of_the_tokens_with_the_highest_entropy_is_the_oracles(
     seed: int, budget: int, share: float
 ) -> None:
-    groups = gappy(seed)
+    groups = groups_with_gaps(seed)
     learner = make_learner("clipped", entropy_coef=0.05, tokens_per_micro_batch=budget)
     batch = finished(learner, groups)
     if not batch.token_count:
@@ -128,7 +87,7 @@ def test_the_gradient_of_the_tokens_with_the_highest_entropy_is_the_oracles(
 def test_the_gradient_without_off_policy_completions_is_the_oracles(
     objective: str, seed: int, budget: int, threshold: float
 ) -> None:
-    groups = gappy(seed)
+    groups = groups_with_gaps(seed)
     learner = LearnerConfig(tokens_per_micro_batch=budget).build(
         tiny_model(seed=0),
         WithoutOffPolicy(OBJECTIVE_KINDS[objective](), threshold),
