@@ -18,7 +18,7 @@ from oncurve.forecast.shapes import StepWork
 from oncurve.learner.optimizer.update import MasterAdamW
 
 SHAPE = ModelShape(2, 8, 2, 1, 4, 16, 100, True)  # 1952 parameters, 800 outside of the layers, K/V 16 numbers a token
-WIDE = 2048
+WIDE = 1024
 WORK = StepWork(4, 3, 4, (10,), rows=6, micro_tokens=44)  # 22 tokens a group, two groups a pass
 
 
