@@ -18,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The key that signs runs is made at the first one, and the tests leave none in a home.
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="oncurve-tests-")
 
+import torch
+
 import oncurve  # noqa: F401 - before any test's first product: see MKL_CBWR there
 from fakes import shapes, started
 
@@ -48,8 +50,13 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_number, _handler)
 
 
+THREADS = torch.get_num_threads()
+
+
 @pytest.fixture(autouse=True)
-def _processes_end() -> Iterator[None]:
+def _threads_and_processes() -> Iterator[None]:
+    """Whatever other tests have set, a test begins with the threads of the environment; its processes end with it."""
+    torch.set_num_threads(THREADS)
     yield
     started.end_processes()
 

@@ -17,11 +17,15 @@ _OF_THEIR_OWN: dict[str, dict[str, Any]] = table("shrunk", "of_their_own")
 
 def shrunk(kind: str, **settings: Any) -> nn.Module:
     """A model of `kind` (the `model_type` of its configuration), the same at every call."""
-    config = AutoConfig.for_model(kind, **_smaller(AutoConfig.for_model(kind)) | _OF_THEIR_OWN.get(kind, {}) | settings)
+    config = _smaller(AutoConfig.for_model(kind)) | _OF_THEIR_OWN.get(kind, {}) | settings
+    return of_kind(kind, **config)
+
+
+def of_kind(kind: str, **settings: Any) -> nn.Module:
+    """A model of `kind` of these sizes, the same at every call."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module: nn.Module = AutoModelForCausalLM.from_config(config)
-    return module.eval()
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings)).eval()
 
 
 def _smaller(config: Any) -> dict[str, Any]:

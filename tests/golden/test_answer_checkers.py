@@ -5,6 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from oncurve.rewards import Exact, Numeric, Regex
 from oncurve.rewards.functions.answers import boxed, final_answer, marked_number
 from oncurve.rewards.functions.callables import Matcher
@@ -37,6 +39,8 @@ OTHER_TEXT_CONVENTIONS = {
     ("grade", "\\frac{2}{4}"): "PRM800K wants reduced fractions; 2/4 is 1/2 here, as for Math-Verify",
     ("to_float", None): "no text at all; a completion is always text",
 }
+ROWS = pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
+"""All rows of a long file where there is time, and each eighth of them otherwise."""
 THINK = r"(?s)^<think>(?!.*<think>)(?!.*</think>.*</think>).*?</think>.*$"
 
 
@@ -69,20 +73,25 @@ def test_numeric_agrees_with_every_verdict_on_gsm8k_solutions(test_data: Path) -
         assert wrong == []
 
 
-def test_math_agrees_with_every_verdict_on_gsm8k_solutions(test_data: Path) -> None:
-    wrong = [s for truth, s, right in graded_solutions(test_data) if checker().check(s, truth) != float(right)]
+@ROWS
+def test_math_agrees_with_every_verdict_on_gsm8k_solutions(test_data: Path, every: int) -> None:
+    solutions = graded_solutions(test_data)[::every]
+    wrong = [s for truth, s, right in solutions if checker().check(s, truth) != float(right)]
     assert wrong == []
 
 
-def test_every_gsm8k_answer_is_a_number_and_right_against_itself(test_data: Path) -> None:
-    for row in lines(test_data / "gsm8k" / "train.jsonl") + lines(test_data / "gsm8k" / "test.jsonl"):
+@ROWS
+def test_every_gsm8k_answer_is_a_number_and_right_against_itself(test_data: Path, every: int) -> None:
+    rows = lines(test_data / "gsm8k" / "train.jsonl") + lines(test_data / "gsm8k" / "test.jsonl")
+    for row in rows[::every]:
         assert Numeric()(row["answer"], row["answer"]) == 1.0
         assert Exact()(row["answer"], row["answer"].partition("####")[2]) == 1.0
         assert Numeric()("#### 3.14159", row["answer"]) == 0.0
 
 
-def test_every_math500_answer_is_right_against_itself_and_another_is_not(test_data: Path) -> None:
-    for row in json.loads((test_data / "math" / "math500.json").read_text()):
+@ROWS
+def test_every_math500_answer_is_right_against_itself_and_another_is_not(test_data: Path, every: int) -> None:
+    for row in json.loads((test_data / "math" / "math500.json").read_text())[::every]:
         assert checker().check(rf"So the answer is $\boxed{{{row['answer']}}}$.", row["answer"]) == 1.0, row["answer"]
         assert checker().check(r"So the answer is $\boxed{1234567.5}$.", row["answer"]) == 0.0, row["answer"]
 

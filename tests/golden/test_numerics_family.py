@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fakes.batches import rows_of
+from fakes.tables import table
 from oncurve.losses import (
     Cispo,
     Dppo,
@@ -72,18 +73,7 @@ def test_gmpo_clips_tokens_and_takes_the_geometric_mean() -> None:
     assert token.stats["policy/clip_low"].tolist() == [[0, 1, 0]]
 
 
-@pytest.mark.parametrize(
-    ("settings", "advantage", "ratio", "loss", "weight"),
-    [
-        ({}, 1, 1.5, 1.2, 1.2),
-        ({}, 1, 0.5, 0.8, 0.8),
-        ({}, -1, 1.5, -1.2, 1.2),
-        ({"clip_low": 10.0}, -1, 0.01, -0.01, 0.01),
-        ({"clip_low": 1.0, "clip_high": 4.0}, 1, 7.0, 5.0, 5.0),
-        ({"clip_high": 0.28}, 2, 1.5, 2.56, 1.28),
-        ({"clip_low": 1.0, "clip_high": -0.8}, 1, 1.0, 0.2, 0.2),
-    ],
-)
+@pytest.mark.parametrize(("settings", "advantage", "ratio", "loss", "weight"), table("golden", "cispo"))
 def test_cispo(settings: dict[str, float], advantage: float, ratio: float, loss: float, weight: float) -> None:
     token, gradient = measured(Cispo(**settings), [math.log(ratio)], [advantage])
     assert token.loss.item() == pytest.approx(loss)
@@ -131,16 +121,7 @@ def test_dppo_with_total_variation(advantage: float, p: float, kept: bool) -> No
     assert dropped == (not kept)
 
 
-@pytest.mark.parametrize(
-    ("delta", "advantage", "p", "kept"),
-    [
-        (0.13, 1, 0.65, True),
-        (0.129, 1, 0.65, False),
-        (0.129, -1, 0.65, True),
-        (0.02, -1, 0.3, False),
-        (0.02, 1, 0.3, True),
-    ],
-)
+@pytest.mark.parametrize(("delta", "advantage", "p", "kept"), table("golden", "dppo_with_the_binary_kl"))
 def test_dppo_with_the_binary_kl(delta: float, advantage: float, p: float, kept: bool) -> None:
     weight, dropped = dppo({"divergence": "kl", "delta": delta}, 0.4, p, advantage)
     assert weight == pytest.approx(p / 0.4 if kept else 0.0)

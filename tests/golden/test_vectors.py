@@ -210,50 +210,34 @@ def overlong(case: Case) -> Tensor:
 
 
 RUN = {
-    "gae_lambda1.0": advantages_of_an_episode,
-    "gae_lambda0.7": advantages_of_an_episode,
-    "gae_returns_g0.5_l1": returns,
-    "gae_returns_g1_l0.5": returns,
-    "gae_returns_tt": returns,
+    **dict.fromkeys(("gae_lambda1.0", "gae_lambda0.7"), advantages_of_an_episode),
+    **dict.fromkeys(("gae_returns_g0.5_l1", "gae_returns_g1_l0.5", "gae_returns_tt"), returns),
     "gae_masked_whiten": whitened,
     "short_mask_whiten0": nothing_to_whiten,
     "adaptive_kl": adaptive,
     "ppo_kl_rewards": kl_rewards,
     "pg_loss": policy_gradient,
     "reinforce_mean": reinforce_mean,
-    "kl_k1": kl,
-    "kl_k2": kl,
-    "kl_k3": kl,
-    "tis_token_uncapped": importance_weighted_clipped,
-    "tis_token_cap0.8": importance_weighted_clipped,
-    "high_entropy_q0.0": high_entropy,
-    "high_entropy_q1.0": high_entropy,
+    **dict.fromkeys(("kl_k1", "kl_k2", "kl_k3"), kl),
+    **dict.fromkeys(("tis_token_uncapped", "tis_token_cap0.8"), importance_weighted_clipped),
+    **dict.fromkeys(("high_entropy_q0.0", "high_entropy_q1.0"), high_entropy),
     "off_policy_mask": off_policy_rows,
     "dual_clip_sum": dual_clip,
-    "gspo_mean": gspo,
-    "gspo_tis_cap0.8": gspo,
-    "gspo_is": gspo,
+    **dict.fromkeys(("gspo_mean", "gspo_tis_cap0.8", "gspo_is"), gspo),
     "cispo_sum": cispo_sum,
     "cispo_ppo_band": cispo_per_token,
     "masked_mean": masked_mean,
     "agg_token_mean": aggregated(TokenMean()),
-    "agg_seq_mean_token_mean": aggregated(SeqMeanTokenMean()),
-    "agg_excludes_empty": aggregated(SeqMeanTokenMean()),
+    **dict.fromkeys(("agg_seq_mean_token_mean", "agg_excludes_empty"), aggregated(SeqMeanTokenMean())),
     "ce_component": masked_nll,
     "soft_overlong_110": overlong,
 }
 
+_SHAPED = [f"cosine_len{case}" for case in ("50_correct1", "0_correct0", "200_correct1")]
+_SHAPED += [f"repetition_{number}" for number in (70, 71, 72, 75, 76)]
 _SHAPING = "shaping by a cosine of the length or by repeated n-grams is left to a function of the user's"
 
-NOT_RUN = {
-    "cosine_len50_correct1": _SHAPING,
-    "cosine_len0_correct0": _SHAPING,
-    "cosine_len200_correct1": _SHAPING,
-    "repetition_70": _SHAPING,
-    "repetition_71": _SHAPING,
-    "repetition_72": _SHAPING,
-    "repetition_75": _SHAPING,
-    "repetition_76": _SHAPING,
+NOT_RUN = dict.fromkeys(_SHAPED, _SHAPING) | {
     "masked_var": "no objective takes a variance under a mask",
     "kl_k2_clamped": "clamps the value at 10, which takes the pull away from the tokens that need it most",
 }

@@ -30,16 +30,3 @@ def plain_gae(
         advantages[token] = sum((gamma * lam) ** (k - place) * deltas[k] for k in range(place, len(kept)))
         returns[token] = advantages[token] + values[token]
     return advantages, returns
-
-
-def plain_whitened(rows: Sequence[Sequence[float]], masks: Sequence[Sequence[bool]]) -> list[list[float]]:
-    """`(x - mean) / sqrt(variance + 1e-8)` over the tokens that count, 0 at the others; variance with n - 1."""
-    kept = [x for row, mask in zip(rows, masks, strict=True) for x, on in zip(row, mask, strict=True) if on]
-    if len(kept) < 2 or max(kept) == min(kept):
-        return [[0.0] * len(row) for row in rows]
-    mean = sum(kept) / len(kept)
-    scale = (sum((x - mean) ** 2 for x in kept) / (len(kept) - 1) + 1e-8) ** 0.5
-    return [
-        [(x - mean) / scale if on else 0.0 for x, on in zip(row, mask, strict=True)]
-        for row, mask in zip(rows, masks, strict=True)
-    ]

@@ -1,6 +1,6 @@
 """Rollout one token at a time in plain Python: of a bigram model, and of any network."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,16 +18,7 @@ def complete(
     temperature: float,
 ) -> tuple[list[int], list[float], str]:
     """Token ids, log-probabilities and ending of one completion; `key` is (seed, draw, prompt id, sample index)."""
-    ids: list[int] = []
-    logprobs: list[float] = []
-    for position in range(max_new_tokens):
-        token, logprob = plain_sampler.sample(table[last], plain_random.uniform(*key, position), temperature)
-        ids.append(token)
-        logprobs.append(logprob)
-        if token in eos_ids:
-            return ids, logprobs, "eos"
-        last = token
-    return ids, logprobs, "length"
+    return _written(lambda ids: table[[last, *ids][-1]], key, eos_ids, max_new_tokens, temperature)
 
 
 def complete_whole(
@@ -39,11 +30,25 @@ def complete_whole(
     temperature: float,
 ) -> tuple[list[int], list[float], str]:
     """The same for any network, which reads the prompt and all that is written again for every token."""
+
+    def logits_after(ids: list[int]) -> list[float]:
+        return next_logits(module, torch.tensor(list(prompt)), ids).tolist()
+
+    return _written(logits_after, key, eos_ids, max_new_tokens, temperature)
+
+
+def _written(
+    logits_after: Callable[[list[int]], list[float]],
+    key: tuple[int, int, int, int],
+    eos_ids: set[int],
+    max_new_tokens: int,
+    temperature: float,
+) -> tuple[list[int], list[float], str]:
     ids: list[int] = []
     logprobs: list[float] = []
     for position in range(max_new_tokens):
-        logits = next_logits(module, torch.tensor(list(prompt)), ids).tolist()
-        token, logprob = plain_sampler.sample(logits, plain_random.uniform(*key, position), temperature)
+        uniform = plain_random.uniform(*key, position)
+        token, logprob = plain_sampler.sample(logits_after(ids), uniform, temperature)
         ids.append(token)
         logprobs.append(logprob)
         if token in eos_ids:

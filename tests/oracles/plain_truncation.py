@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from oracles.plain_sampler import distribution
+
 OUTSIDE = -1e30
 
 
 def kept_set(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> list[int]:
     """Ids, ascending, by the definition: temperature, top-k, top-p, min-p; of equals the lower id goes first."""
-    highest = max(logits)
-    weights = [math.exp((value - highest) / temperature) for value in logits]
-    total = math.fsum(weights)
-    probabilities = [weight / total for weight in weights]
+    probabilities = distribution(logits, temperature)
     kept = sorted(range(len(logits)), key=lambda token: (-probabilities[token], token))[: top_k or None]
     if top_p < 1:
         target, so_far = top_p * math.fsum(probabilities[token] for token in kept), 0.0

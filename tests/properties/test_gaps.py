@@ -27,7 +27,8 @@ from oncurve.models import token_stats
 from oncurve.models.generic import plain_logits
 from oncurve.trainer import KLControl
 from oncurve.types import Completion, Group, Prompt, Score, TokenLoss, TokenStats, TrainBatch, axes_of
-from oracles.plain_gae import plain_gae, plain_whitened
+from oracles.plain_advantages import whitened
+from oracles.plain_gae import plain_gae
 from oracles.plain_grpo import PlainConfig, reference_loss
 from oracles.plain_grpo.loss import completion_losses, log_distributions
 from oracles.plain_head import plain_logprobs
@@ -183,7 +184,7 @@ def test_gae_goes_from_trained_token_to_trained_token(seed: int, gamma: float, l
     plain = [plain_gae(*row[:3], gamma, lam, row[3]) for row in rows]
     wanted = [advantages for advantages, _ in plain]
     if scale:
-        wanted = plain_whitened(wanted, batch.loss_mask.tolist())
+        wanted = whitened(wanted, batch.loss_mask.tolist())
     torch.testing.assert_close(found.advantages, torch.tensor(wanted).double(), rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(found.returns, torch.tensor([r for _, r in plain]).double(), rtol=1e-6, atol=1e-9)
 

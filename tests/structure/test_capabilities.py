@@ -2,28 +2,18 @@
 
 import ast
 import importlib
-import pkgutil
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-import oncurve
-from fakes.sources import tree_of
+from fakes.sources import SOURCE, modules, room, tree_of
 from oncurve.components import Component
 from oncurve.config import RunConfig
 from oncurve.learner import NoCritic
 from oncurve.losses import OBJECTIVE_KINDS, Clipped
 
-SOURCE = Path(oncurve.__file__).parents[1]
-MODULES = ["oncurve", *(found.name for found in pkgutil.walk_packages(oncurve.__path__, "oncurve."))]
 NOT_EVERYWHERE = ("__main__", ".triton_kernels", ".triton_sums")
-FILES = {name: SOURCE / Path(*name.split(".")) for name in MODULES if not name.endswith(NOT_EVERYWHERE)}
+FILES = {name: path for name, path in modules(SOURCE / "oncurve").items() if not name.endswith(NOT_EVERYWHERE)}
 """Those with kernels are imported only where Triton is."""
-
-
-def source_of(module: str) -> str:
-    path = FILES[module]
-    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
 
 
 def below(cls: type) -> Iterator[type]:
@@ -42,11 +32,6 @@ def components() -> set[type]:
 
 
 COMPONENTS = components()
-
-
-def room(module: str) -> str:
-    """The first folder or file below `oncurve`: the room that a module is in."""
-    return ".".join(module.split(".")[:2])
 
 
 def names_in(tree: ast.AST, module: Any) -> dict[str, Any]:
@@ -103,7 +88,7 @@ def foreign(module: str, source: str) -> list[str]:
 
 
 def test_no_module_asks_for_the_class_of_another_rooms_component() -> None:
-    found = {module: foreign(module, source_of(module)) for module in FILES}
+    found = {module: foreign(module, path.read_text(encoding="utf-8")) for module, path in FILES.items()}
     assert {module: classes for module, classes in found.items() if classes} == {}
 
 

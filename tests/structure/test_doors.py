@@ -3,23 +3,12 @@
 The files of a room import each other as they like. `base` and `machine` are shelves: each of their files is a door.
 """
 
-import ast
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from fakes.sources import tree_of
-
-SOURCE = Path(__file__).parents[2] / "src"
-
-
-def modules(package: Path) -> dict[str, Path]:
-    """The files of a package by their module's name."""
-    parts = {path: path.relative_to(package.parent).with_suffix("").parts for path in package.rglob("*.py")}
-    return {".".join(names).removesuffix(".__init__"): path for path, names in parts.items()}
-
+from fakes.sources import SOURCE, imported, modules, room, tree_of
 
 FILES = modules(SOURCE / "oncurve")
 BENCH = modules(SOURCE.parent / "bench")
@@ -27,29 +16,14 @@ SHELVES = {"oncurve", "oncurve.base", "oncurve.machine"}
 ROOMS = {name for name, path in FILES.items() if path.name == "__init__.py"}
 
 
-def imported(tree: ast.AST, files: dict[str, Path] = FILES) -> Iterator[str]:
-    """The modules that a file imports, those of a `from room import name` that is one of `files`, too."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names if f"{node.module}.{alias.name}" in files)
-            yield node.module
-
-
 def room_of(module: str) -> str:
     return module if module in ROOMS else module.rpartition(".")[0]
 
 
-def whole_room(module: str) -> str:
-    """The room at the top level that a module is in: `oncurve.models` of `oncurve.models.head.stats`."""
-    return ".".join(module.split(".")[:2])
-
-
 def past_the_door(module: str, source: str) -> list[str]:
     """What a file imports from inside a room that it is not in."""
-    found = [name for name in imported(tree_of(source)) if name in FILES and name not in ROOMS]
-    return [name for name in found if room_of(name) not in SHELVES and whole_room(name) != whole_room(module)]
+    found = [name for name in imported(tree_of(source), FILES) if name in FILES and name not in ROOMS]
+    return [name for name in found if room_of(name) not in SHELVES and room(name) != room(module)]
 
 
 def test_rooms_are_imported_through_their_inits() -> None:

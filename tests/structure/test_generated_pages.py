@@ -65,12 +65,7 @@ def test_eight_steps_of_verl_and_both_ratios_of_areal_are_within_the_tolerance()
     assert len(steps) >= 8
     assert {row.name for row in good if row.table == "areal"} == {"1.5B, apart", "7B, apart"}
     said = re.search(r"Of (\d+) rows that are held out, (\d+) are within 15 %: (\d+) steps of verl and (\d+)", TEXT)
-    assert [int(number) for number in said.groups()] == [
-        len(held_out()),
-        len(good),
-        len(steps),
-        len(good) - len(steps),
-    ]
+    assert [int(number) for number in said.groups()] == [len(held_out()), len(good), len(steps), len(good) - len(steps)]
 
 
 @pytest.mark.slow

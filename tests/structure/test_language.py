@@ -30,22 +30,9 @@ FILES = sorted(
 WORDS = table("language", "words")
 """A pattern over lower-case words that single spaces separate, and what is written instead."""
 
-STREAMS = {
-    "src/oncurve/base/output.py",
-    "src/oncurve/models/decode/graph_buffers.py",
-    "src/oncurve/rewards/judge/model_judge.py",
-    "src/oncurve/base/web.py",
-    "src/oncurve/environments/endpoint.py",
-    "docs/environments.md",
-}
+STREAMS = table("language", "streams")
 """The files in which a stream is CUDA's, an output's, a key of OpenAI's requests, or a method of httpx2."""
-NAMES = {
-    r"\b_put_together\b": "_build_run",
-    r"\bvalues_beyond\b": "bootstrap_values",
-    r"\b(_?lay_out|_laid\w*|laid_out)\b": "_layout, _as_streams or another plain name",
-    r"\bclass _?(Graded|Behind|Sequence|Outer|Given|Facts|Sources|Asked|Part|Grid|Look|Packs)\b": "what the class is",
-    r"^\W*The section \[": "what the section is for",
-}
+NAMES = table("language", "names")
 """The same for lines as they stand."""
 PAGE_NAMES = {r"[Ss]ee `\w+\.\w+": "a sentence, or a link"}
 """The same for the lines of pages."""
@@ -58,13 +45,7 @@ OPENINGS = re.compile(
 NO_THIRD_PERSON = re.compile(r"[A-Z][a-z]*(?:ss|us|ias)|(?![A-Z][a-z]*s\b).*", re.DOTALL)
 """First words that are no verb of the third person and no plural: `Pass`, `Return`, but not `Returns`."""
 MOST_WORDS = 30
-GRAMMAR = {
-    "a docstring begins with a question, a pronoun or a preposition": 139,
-    "a function's docstring begins with an article and not with a verb": 45,
-    "a function's docstring begins with a verb of the third person or a plural": 65,
-    "a docstring has `of which` or `by which`": 38,
-    "a sentence of a docstring has over 30 words": 106,
-}
+GRAMMAR = table("language", "grammar")
 """How many docstrings of the code may have each fault. The numbers only fall, until they are 0."""
 
 
@@ -76,8 +57,11 @@ def plain(line: str) -> str:
 def found(text: str, words: dict[str, str] = WORDS, names: dict[str, str] = NAMES) -> Iterator[str]:
     """What stands in the text and should not: line, replacement, and the line itself."""
     whole = [(re.compile(rf"(?<![a-z])({pattern})(?![a-z])"), instead) for pattern, instead in words.items()]
+    at_once = plain(text)  # most texts have none of them, and their lines need no look
+    whole = [(pattern, instead) for pattern, instead in whole if pattern.search(at_once)]
+    names = {pattern: instead for pattern, instead in names.items() if re.search(pattern, text, re.MULTILINE)}
     for number, line in enumerate(text.splitlines(), 1):
-        words_of_line = plain(line)
+        words_of_line = plain(line) if whole else ""
         hits = [instead for pattern, instead in whole if pattern.search(words_of_line)]
         hits += [instead for pattern, instead in names.items() if re.search(pattern, line)]
         yield from (f"line {number}: write {instead}: {line.strip()}" for instead in hits)

@@ -17,6 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from fakes.tables import table
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "oncurve"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -40,14 +42,8 @@ def test_every_file_of_the_package_is_installed_with_it() -> None:
     data = {path.relative_to(PACKAGE).as_posix() for pattern in patterns for path in PACKAGE.glob(pattern)}
     modules = {name for name in tracked(PACKAGE) if name.endswith(".py") and is_module(PACKAGE / name)}
     assert tracked(PACKAGE) - data - modules == set()
-    needed = {
-        "py.typed",
-        "presets/grpo.toml",
-        "recipes/task.toml",
-        "recipes/rewards/keyword.py",
-        "templates/report.css",
-    }
-    assert needed | {"models/tiny/model.safetensors"} <= tracked(PACKAGE)
+    needed = table("package", "needed")
+    assert {*needed, "models/tiny/model.safetensors"} <= tracked(PACKAGE)
 
 
 def is_module(file: Path) -> bool:
@@ -141,16 +137,7 @@ def test_an_installed_wheel_trains_a_recipe_by_its_name_in_an_empty_folder(
     folder.mkdir()
     with zipfile.ZipFile(built[0]) as wheel:
         wheel.extractall(installed)
-    words = [
-        "train",
-        "task",
-        "run.steps=2",
-        "run.threads=1",
-        "rollout.max_new_tokens=16",
-        "eval.limit=4",
-        "--out",
-        "run",
-    ]
+    words = table("package", "train")
     program = f"import sys; sys.path.insert(0, {str(installed)!r}); from oncurve.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, *words], cwd=folder, capture_output=True, text=True, timeout=600

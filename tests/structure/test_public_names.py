@@ -1,6 +1,5 @@
 """What `import oncurve` offers, and what it costs."""
 
-import ast
 import subprocess
 import sys
 from importlib import import_module
@@ -9,18 +8,13 @@ from pathlib import Path
 import pytest
 
 import oncurve
-from fakes.sources import tree_of
+from fakes.sources import imported, modules, tree_of
 
 SOURCE = Path(oncurve.__file__).parent
 PURE = ("advantages", "losses", "ops.py", "kl.py", "randomness.py", "batching.py")  # maths on tensors, and no more
 FORBIDDEN_IN_PURE = ("trainer", "run", "learner", "rollout", "rewards", "data", "report", "display", "models", "tasks")
-LIGHT = [
-    "import oncurve",
-    "import oncurve.cli",
-    "import oncurve.base.errors",
-    "import oncurve.rewards",
-    "import oncurve.run",
-]
+LIGHT = [f"import oncurve{module}" for module in ("", ".cli", ".base.errors", ".rewards", ".run", ".compat.trl")]
+HEAVY = {"torch", "transformers", "trl"}
 
 
 def test_every_public_name_is_there_and_has_words() -> None:
@@ -34,41 +28,24 @@ def test_dir_lists_the_public_names_and_an_unknown_one_is_an_attribute_error() -
         _ = oncurve.GPRO
 
 
-def modules() -> list[str]:
-    files = [path for path in SOURCE.rglob("*.py") if path.name != "__main__.py" and "triton_" not in path.name]
-    return sorted(
-        ".".join(("oncurve", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
-        for path in files
-    )
-
-
 def test_every_name_that_a_module_offers_exists() -> None:
-    offered = {(name, given) for name in modules() for given in getattr(import_module(name), "__all__", ())}
+    names = [name for name in modules(SOURCE) if not name.endswith("__main__") and ".triton_" not in name]
+    offered = {(name, given) for name in names for given in getattr(import_module(name), "__all__", ())}
     assert [(name, given) for name, given in offered if not hasattr(import_module(name), given)] == []
-
-
-def imported(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(tree_of(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            found.add(node.module)
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return found
 
 
 @pytest.mark.parametrize("room", PURE)
 def test_pure_rooms_know_nothing_of_the_loop(room: str) -> None:
     place = SOURCE / room
     for path in [place] if place.is_file() else sorted(place.glob("*.py")):
-        for module in imported(path):
+        for module in imported(tree_of(path.read_text(encoding="utf-8"))):
             assert module.split(".")[1:2] == [] or module.split(".")[1] not in FORBIDDEN_IN_PURE, (
                 f"{path.name}: {module}"
             )
 
 
-def test_what_is_light_imports_no_torch() -> None:
-    program = "import sys\n" + "".join(f"{line}\nassert 'torch' not in sys.modules, {line!r}\n" for line in LIGHT)
+def test_what_is_light_imports_no_torch_and_no_package_that_does() -> None:
+    program = "import sys\n" + "".join(f"{line}\nassert not {HEAVY} & sys.modules.keys(), {line!r}\n" for line in LIGHT)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

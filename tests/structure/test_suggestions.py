@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import oncurve
+from fakes.messages import message_of
 from fakes.sources import tree_of
 from oncurve.base.errors import ConfigError, command
 from oncurve.config.layers import from_overrides
@@ -103,9 +104,7 @@ def test_a_command_reaches_the_shell_word_for_word(name: str) -> None:
         check=True,
     )
     assert said.stdout.split("\0")[:-1] == words
-    with pytest.raises(ConfigError) as refused:
-        evaluate_target(name)
-    suggestions = re.findall(r"oncurve eval .*?(?=, or by options: |$)", str(refused.value))
+    suggestions = re.findall(r"oncurve eval .*?(?=, or by options: |$)", message_of(ConfigError, evaluate_target, name))
     assert [shlex.split(suggestion)[2] for suggestion in suggestions] == [name, name]
 
 

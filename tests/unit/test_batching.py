@@ -227,11 +227,7 @@ def test_a_field_without_axes_is_refused_by_name():
 def three_groups() -> TrainBatch:
     """Lengths [2, 3], [1, 1], [4, 2]; prompts of 4, 1 and 2 tokens; stats and hidden states that number tokens."""
     batch = collate(
-        [
-            group((5, 9, 5, 3), (6, 2), (7, 7, 7)),
-            group((1,), (2,), (0,)),
-            group((1, 2), (1, 1, 1, 1), (3, 0)),
-        ]
+        [group((5, 9, 5, 3), (6, 2), (7, 7, 7)), group((1,), (2,), (0,)), group((1, 2), (1, 1, 1, 1), (3, 0))]
     )
     numbers = torch.arange(batch.completion_ids.numel()).reshape(batch.completion_ids.shape)
     return batch.having(

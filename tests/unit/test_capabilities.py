@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fakes.batches import rows_of
 from fakes.learning import finished
+from fakes.messages import message_of
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve.advantages import GroupAdvantage
 from oncurve.base.errors import ConfigError, DataError
@@ -179,19 +180,14 @@ nothing = 3
         ({"rewards": [Idle()]}, "rewards.0.kind: Idle lacks start(base)"),
         ({"objective": Boasting()}, "objective.kind: Boasting.zero_gradient_at_zero_advantage is 'yes'; it must be"),
         ({"objective": Failing()}, "objective.kind: Failing.describe() failed: ValueError: no words"),
-        (
-            {"advantage": Wordy()},
-            "advantage.kind: Wordy.describe() must return an oncurve.components.Equation",
-        ),
+        ({"advantage": Wordy()}, "advantage.kind: Wordy.describe() must return an oncurve.components.Equation"),
         ({"kl": {"estimator": f"{__name__}:greedy"}}, f"kl.estimator: {__name__}:greedy: needs must be a frozenset"),
         ({"kl": {"estimator": f"{__name__}:nothing"}}, f"kl.estimator: {__name__}:nothing is not an oncurve.kl.Est"),
         ({"kl": {"estimator": "k33"}}, "kl.estimator: expected one of k1, abs, k2, k3, full, k1+, abs+, k3+, ratio_k3"),
     ],
 )
 def test_an_outside_component_is_checked_at_load(sections: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config(**sections)
-    assert str(caught.value).startswith(said)
+    assert message_of(ConfigError, config, **sections).startswith(said)
 
 
 def test_an_estimator_of_the_users_is_named_by_its_path() -> None:

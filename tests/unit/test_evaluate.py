@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from fakes.tables import table
 from oncurve.config.loading import load_config
 from oncurve.config.sentences.plan import plan
 from oncurve.evaluate import (
@@ -27,14 +28,7 @@ from oncurve.types import Completion, Group, Prompt, Score
 GREEDY = Sampling(group_size=1, temperature=0)
 
 
-@pytest.mark.parametrize(
-    ("n", "c", "k", "expected"),
-    [
-        (10, 3, 2, 0.53333333),
-        (10, 3, 8, 1.0),
-        (5, 0, 5, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("n", "c", "k", "expected"), table("evaluate", "pass_at_k"))
 def test_pass_at_k(n, c, k, expected) -> None:
     assert pass_at_k(n, c, k) == pytest.approx(expected, abs=1e-8)
 
@@ -108,14 +102,7 @@ def test_paired_difference_counts_only_what_changed() -> None:
         paired_difference([True], [])
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("7*8=56\n#### 56 \nmore", "56"),
-        (" yes ", "yes"),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "answer"), [("7*8=56\n#### 56 \nmore", "56"), (" yes ", "yes"), ("", None)])
 def test_what_a_completion_votes_for(text, answer) -> None:
     assert vote_of(text) == answer
 

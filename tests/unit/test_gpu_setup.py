@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fakes.tables import table
 from oncurve.machine import fingerprint
 from oncurve.machine.threads import prepare_process
 from oncurve.metrics import Metrics
@@ -17,14 +18,7 @@ from oncurve.trainer.watching.observe import observe_memory, peak_memory_bytes
 SAID = "import os, oncurve; print({n: v for n, v in os.environ.items() if n.endswith('ALLOC_CONF')})"
 
 
-@pytest.mark.parametrize(
-    ("given", "chosen"),
-    [
-        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}),
-    ],
-)
+@pytest.mark.parametrize(("given", "chosen"), table("gpu_setup", "allocators"))
 def test_segments_grow_unless_the_user_has_said_something(given: dict[str, str], chosen: dict[str, str]) -> None:
     others = {name: value for name, value in os.environ.items() if not name.endswith("ALLOC_CONF")}
     said = subprocess.run(

@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fakes.started import start_process
+from fakes.tables import table
 from fakes.waiting import errors_with
 from oncurve.base import output
 from oncurve.display import Screen, say
@@ -149,14 +150,7 @@ def test_nothing_is_printed_past_the_door() -> None:
     assert past == []
 
 
-@pytest.mark.parametrize(
-    ("words", "begins"),
-    [
-        (["train", "gsm8k"], "loading gsm8k ..."),
-        (["train", "recipe\x1b[2J.toml"], "loading recipe\\x1b[2J.toml ..."),
-        (["train", "--config", "own.yaml"], "loading own.yaml ..."),
-    ],
-)
+@pytest.mark.parametrize(("words", "begins"), table("output", "begins"))
 def test_a_terminal_is_told_what_is_loaded_before_anything_heavy_is_imported(words: list[str], begins: str) -> None:
     light = "import sys; sys.modules['numpy'] = sys.modules['torch'] = None; from oncurve.cli import main; main()"
     command = [sys.executable, "-c", light, *words]

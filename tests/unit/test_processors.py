@@ -9,6 +9,7 @@ import sys
 import pytest
 from hypothesis import given, strategies as st
 
+from fakes.tables import table
 from oncurve.machine.contention import (
     ENTER,
     LEAVE,
@@ -47,17 +48,7 @@ class Machine:
         return self.now
 
 
-@pytest.mark.parametrize(
-    ("threads", "waiting", "present"),
-    [
-        (2, 0.14, False),  # a neighbour that takes only what is left over, as it was measured
-        (2, 0.75, True),  # one in this session, beside threads that spin
-        (2, 1.0, True),  # one in another session
-        (64, 0.9, True),
-        (64, 0.5, False),  # a little for each of so many
-        (1, 1.0, False),  # one thread waits for no other
-    ],
-)
+@pytest.mark.parametrize(("threads", "waiting", "present"), table("processors", "contention"))
 def test_what_is_contention(threads: int, waiting: float, present: bool) -> None:
     assert any(after(Contention(threads), *[waiting] * 100)) is present
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field
 
+from fakes.messages import message_of
 from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.base.imports import locate
@@ -31,9 +32,7 @@ KINDS: dict[str, type[Component]] = {"clip": Clip, "plain": Plain}
 
 
 def complaint(settings: Any, **options: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        build(settings, KINDS, "objective", **options)
-    return str(caught.value)
+    return message_of(ConfigError, build, settings, KINDS, "objective", **options)
 
 
 def test_a_kind_becomes_its_component_with_defaults():

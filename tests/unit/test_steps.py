@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
+from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.steps import lines, pieces, splitter_of, token_ends
 from oncurve.tasks.arithmetic import check_steps, problem, solution
@@ -59,15 +60,7 @@ def test_functions_return_texts_or_offsets(tmp_path):
         texts("mine.py:backwards", TEXT, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("split", "words"),
-    [
-        ("line", "is unknown"),
-        ("/(/", "no regular expression"),
-        ("nowhere.py:f", "nowhere.py"),
-        ("os:sep", "no function"),
-    ],
-)
+@pytest.mark.parametrize(("split", "words"), table("steps", "no_splitter"))
 def test_what_is_no_splitter_is_refused(split, words):
     with pytest.raises(ConfigError, match=words):
         splitter_of(split)

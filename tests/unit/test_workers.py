@@ -246,11 +246,7 @@ def test_printing_forking_and_nan_do_not_disturb_the_channel(capfd: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("broken", "RuntimeError: no licence file"),
-        ("Ecko", "did you mean 'Echo'"),
-    ],
+    ("name", "words"), [("broken", "RuntimeError: no licence file"), ("Ecko", "did you mean 'Echo'")]
 )
 def test_a_worker_that_cannot_start_says_why(mischief: str, name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words), WorkerPool(f"{mischief}:{name}", {"tag": 1}) as pool:

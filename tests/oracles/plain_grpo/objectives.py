@@ -91,12 +91,5 @@ def reinforce(lp: list[Tensor], old: list[Tensor], advantage: float, config: Pla
 
 
 OBJECTIVES: dict[str, Callable[[list[Tensor], list[Tensor], float, PlainConfig], list[Tensor]]] = {
-    "clipped": clipped,
-    "sequence_product": sequence_product,
-    "gspo": gspo,
-    "gmpo": gmpo,
-    "cispo": cispo,
-    "sapo": sapo,
-    "dppo": dppo,
-    "reinforce": reinforce,
+    each.__name__: each for each in (clipped, sequence_product, gspo, gmpo, cispo, sapo, dppo, reinforce)
 }

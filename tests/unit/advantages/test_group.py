@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fakes.tables import table
 from oncurve.advantages import GAEAdvantage, GroupAdvantage, gae, group_advantages, process_advantages
 from oncurve.advantages.distill import Distill
 from oncurve.advantages.group import Scale
@@ -16,13 +17,7 @@ from oncurve.batching import collate, token_rewards
 from oncurve.types import AdvantagesAndReturns, Completion, Group, Prompt, Score, TrainBatch
 from oracles.plain_process import plain_process_advantages
 
-LAYOUTS = {
-    "even": [0, 0, 0, 0, 1, 1, 1, 1],
-    "sizes differ": [0, 0, 0, 0, 0, 1, 1, 1],
-    "not adjacent": [0, 1, 0, 1, 0, 1, 0, 1],
-    "not in order": [1, 1, 1, 1, 0, 0, 0, 0],
-    "not from 0": [3, 3, 3, 3, 1, 1, 1, 1],
-}
+LAYOUTS = table("advantages", "layouts")
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
@@ -62,11 +57,7 @@ def test_what_it_is_given_is_not_changed() -> None:
 
 def test_step_rewards_stand_at_their_ends_and_take_the_place_of_the_whole():
     completion = Completion((1, 2, 3, 4), "", (-1.0,) * 4, "eos", 0, 0)
-    scores = (
-        Score(9.0, step_ends=(1, 1, 3), step_rewards=(0.5, 0.25, -1.0)),
-        Score(2.0),
-        Score(0.0, valid=False),
-    )
+    scores = (Score(9.0, step_ends=(1, 1, 3), step_rewards=(0.5, 0.25, -1.0)), Score(2.0), Score(0.0, valid=False))
     batch = collate([Group(Prompt(0, "", (1,)), (completion,) * 3, scores)])
     assert token_rewards(batch).tolist() == [[0, 0.75, 0, -1.0], [0, 0, 0, 2.0], [0, 0, 0, 0]]
 

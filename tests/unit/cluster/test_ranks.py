@@ -64,8 +64,6 @@ def ranks(
     orders: Path, count: int, dtype: torch.dtype = torch.float32, silence: float = 60.0, **settings: Any
 ) -> Iterator[FleetLearner]:
     """A learner with these `settings` of `count` ranks that obey `orders`."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     make = partial(make_deadly, orders, os.getpid(), dtype, learning_rate=0.01, **settings)
     learner = HostCluster(learner_ranks=count, silence_seconds=silence, wait_seconds=600.0).learner(make)
     assert isinstance(learner, FleetLearner)
@@ -73,7 +71,6 @@ def ranks(
         yield learner
     finally:
         learner.close()
-        torch.set_num_threads(before)
 
 
 def state_of(learner: FleetLearner) -> State:
@@ -122,13 +119,6 @@ ANYWHERE = [
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[State, list[dict[str, float]]]:
     """Four updates of one process."""
     return trained(tmp_path_factory.mktemp("orders"), 1, 4)
-
-
-@pytest.fixture
-def orders(tmp_path: Path) -> Path:
-    folder = tmp_path / "orders"
-    folder.mkdir()
-    return folder
 
 
 def test_two_ranks_one_of_which_is_killed_twice_end_at_the_bits_of_one_process(

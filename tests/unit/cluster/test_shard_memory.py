@@ -23,18 +23,10 @@ MIB = 2**20
 
 
 def llama(layers: int, hidden: int) -> CausalModel:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from fakes.shrunk import shrunk
 
-    config = LlamaConfig(
-        vocab_size=29,
-        hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-    )
-    return wrap(LlamaForCausalLM(config))
+    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "head_dim": hidden // 2}
+    return wrap(shrunk("llama", vocab_size=29, num_hidden_layers=layers, num_attention_heads=2, **sizes))
 
 
 def make(model: CausalModel, tokenizer: object = None, make: type[LocalLearner] = LocalLearner) -> Any:

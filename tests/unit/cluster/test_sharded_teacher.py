@@ -18,10 +18,7 @@ from oncurve.types import TrainBatch
 
 
 def make(
-    kind: str,
-    dtype: torch.dtype | None = None,
-    tokenizer: object = None,
-    make: type[LocalLearner] = LocalLearner,
+    kind: str, dtype: torch.dtype | None = None, tokenizer: object = None, make: type[LocalLearner] = LocalLearner
 ) -> Any:
     """Taught by "another" model, or by "itself"."""
     model = wrap(llama())

@@ -85,14 +85,7 @@ def test_a_server_that_ends_takes_what_it_has_started_with_it_and_its_ending_is_
     minder.close()
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (["sh", "-c", "echo one; echo two >&2; exit 3"], "the vLLM server ended with exit code 3: two"),
-        (["sh", "-c", "exit 0"], "the vLLM server ended with exit code 0"),
-        (["/no/such/vllm"], "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/vllm'"),
-    ],
-)
+@pytest.mark.parametrize(("command", "words"), table("vllm_minder", "endings"))
 def test_how_a_server_ended_and_what_it_said(command: list[str], words: str) -> None:
     minder = Minder({})
     minder.start(command)

@@ -32,8 +32,6 @@ PROMPTS = [Prompt(number % 9, "", (number % VOCABULARY, 3, 1 + number % 4)) for 
 
 @contextmanager
 def workers(orders: Path, count: int, **settings: Any) -> Iterator[FleetEngine]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     settings = {"shard_groups": 2, "silence_seconds": 60.0, "wait_seconds": 600.0, **settings}
     build = partial(DeadlyEngine, orders, os.getpid(), SAMPLING, 5)
     engine = HostCluster(rollout_workers=count, **settings).rollout_engine(build(), build, SAMPLING)
@@ -42,7 +40,6 @@ def workers(orders: Path, count: int, **settings: Any) -> Iterator[FleetEngine]:
         yield engine
     finally:
         engine.close()
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +95,6 @@ def test_shards_of_the_drivers_engine_have_16_rows_at_least(monkeypatch: pytest.
     monkeypatch.setattr(facts, "LEAST_ROWS", 16)
     assert [facts.groups_together(2, size) for size in (1, 3, 8, 64)] == [16, 6, 2, 2]
     assert facts.ClusterFacts(workers=5, shard_groups=2).idle_workers(12, 3) == 3
-
-
-@pytest.fixture
-def orders(tmp_path: Path) -> Path:
-    folder = tmp_path / "orders"
-    folder.mkdir()
-    return folder
 
 
 def test_shards_are_a_function_of_the_batch_alone_and_have_every_prompt_once() -> None:

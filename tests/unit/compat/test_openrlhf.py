@@ -57,12 +57,7 @@ def test_the_flags_of_the_reinforce_script_are_a_recipe_and_later_ones_win() -> 
     assert type(config.advantage).__name__ == "ReinforcePPBaselineAdvantage"
     assert (config.learner.minibatches, config.rollout.temperature, config.kl.estimator) == (2, 0.8, "k2")
     assert (config.filter.dynamic_sampling, config.entropy.coef, config.checkpoint.every) == (True, 0.0, 10)
-    assert found.settings["correction"] == {
-        "kind": "masked",
-        "level": "token",
-        "threshold": 5.0,
-        "threshold_lower": 0.5,
-    }
+    assert found.settings["correction"] == table("openrlhf", "correction")
     assert found.settings["rewards"] == [{"kind": "python", "path": "reward_func.py:reward_func"}]
     assert found.settings["data"]["columns"] == {"label": "label"}
 
@@ -111,12 +106,7 @@ def test_what_cannot_be_is_said(words: str, message: str) -> None:
 
 
 def test_mistakes_in_flags_are_translated_or_refused() -> None:
-    valid = {
-        "actor.model_name_or_path": "M", "algo.advantage.estimator": "group_norm", "algo.kl.init_coef": "0.001",
-        "rollout.n_samples_per_prompt": "8", "rollout.batch_size": "16", "train.batch_size": "64",
-        "actor.adam.lr": "1e-6", "data.prompt_dataset": "d.jsonl", "vllm.num_engines": "2", "rollout.top_p": "1.0",
-        "actor.lr_scheduler": "linear", "reward.remote_url": "f.py", "data.input_template": "Q {}",
-    }  # fmt: skip
+    valid = table("openrlhf", "valid")  # fmt: skip
     seen = Counter(accounted(each, of_pairs) for each in mutations(valid, 200, texts=True))
     assert set(seen) == {"translated", "refused", "impossible"}
 

@@ -4,8 +4,6 @@ import copy
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from peft import LoraConfig
 from transformers import HfArgumentParser
 
+from fakes.messages import message_of
 from fakes.mutations import accounted, mutations
 from fakes.tables import table
 from oncurve.base.errors import ConfigError
@@ -39,25 +38,11 @@ def settings(**given: Any) -> dict[str, Any]:
 
 
 def refusal(**given: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        settings(**given)
-    return str(caught.value)
+    return message_of(ConfigError, settings, **given)
 
 
 def test_the_defaults_of_trl_that_differ_are_applied() -> None:
-    assert settings() == {
-        "data.prompts_per_step": 1,
-        "data.chat": "never",
-        "run.epochs": 3.0,
-        "run.seed": 42,
-        "learner.schedule": "linear",
-        "learner.gradient_checkpointing": True,
-        "checkpoint.every": 500,
-        "checkpoint.keep": 10**9,
-        "advantage.scale": "group",
-        "advantage.eps": 1e-4,
-        "kl.coef": 0.0,
-    }
+    assert settings() == table("trl_settings", "defaults")
 
 
 @pytest.mark.parametrize(
@@ -97,12 +82,7 @@ def clips(low: float, high: float) -> dict[str, float]:
         ({"loss_type": "cispo", "epsilon_high": 5.0, "delta": 4.0}, "cispo", "token-mean", clips(1.0, 4.0)),
         ({"loss_type": "cispo"}, "cispo", "token-mean", clips(1.0, -0.8)),
         ({"loss_type": "sapo", "sapo_temperature_neg": 1.1}, "sapo", PER_ROW, {"objective.tau_negative": 1.1}),
-        (
-            GSPO | {"epsilon": 3e-4, "epsilon_high": 4e-4},
-            "gspo",
-            PER_ROW,
-            clips(3e-4, 4e-4),
-        ),
+        (GSPO | {"epsilon": 3e-4, "epsilon_high": 4e-4}, "gspo", PER_ROW, clips(3e-4, 4e-4)),
         (GSPO, "gspo", PER_ROW, clips(0.2, 0.2)),
     ],
 )
@@ -274,9 +254,3 @@ def test_the_table_of_an_adapter_has_pefts_fields_and_defaults() -> None:
     assert [
         name for name, key in LORA.table.items() if key.refused and usual.get(name, key.default) != key.default
     ] == []
-
-
-def test_the_package_imports_neither_trl_nor_torch() -> None:
-    code = "import sys, oncurve.compat.trl; print([m for m in ('trl', 'torch', 'transformers') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import HfArgumentParser, Trainer
 
+from fakes.messages import message_of
 from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.compat.trl import GRPOConfig, GRPOTrainer, rewards
@@ -66,9 +67,7 @@ def test_a_setting_that_cannot_be_is_a_value_error_as_in_trl() -> None:
 
 
 def refusal(trainer: type[GRPOTrainer]) -> str:
-    with pytest.raises(ConfigError) as caught:
-        trainer("nowhere")
-    return str(caught.value)
+    return message_of(ConfigError, trainer, "nowhere")
 
 
 @pytest.mark.parametrize("name", ["compute_loss", "_generate_and_score_completions", "_get_train_sampler", "log"])

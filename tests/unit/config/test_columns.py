@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fakes.tables import table
 from oncurve.base.errors import DataError
 from oncurve.config.loading import load_config
 from oncurve.models.loading.weights import ModelConfig
@@ -23,13 +24,7 @@ class Mine(DataSettings):
         rows = Rows(self.rows, range(len(self.rows)), "item {}".format)
         return rows.select(range(len(rows) - 2)), rows.select(range(len(rows) - 2, len(rows)))
 """
-REWARDS: dict[str, dict[str, Any]] = {
-    "math": {"kind": "math", "processes": 1},
-    "numeric": {"kind": "numeric"},
-    "exact": {"kind": "exact"},
-    "task": {"kind": "task"},
-    "python": {"path": "mine.py:reward", "processes": 1},
-}
+REWARDS: dict[str, dict[str, Any]] = table("columns", "rewards")
 BAD: dict[str, Any] = {"missing": "missing", "null": None, "a list": ["4"], "a mapping": {"is": "4"}}
 
 

@@ -34,16 +34,7 @@ def test_the_equation_has_the_numbers_in():
     assert equation(recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ } - 0.1 · 1/N Σ_i Σ_t KL_it"
 
 
-@pytest.mark.parametrize(
-    ("chosen", "written"),
-    [
-        (["gspo"], "min(ρ_i Â_i, clip(ρ_i, 0.9997, 1.0004) Â_i)"),
-        (["gmpo", "objective.clip_low=0.2"], "(Π_t c_it)^(1/|o_i|) Â_i"),
-        (["cispo", "objective.clip_low=1"], "sg(clip(ρ_it, 0, 1.2)) Â_it log π_θ"),
-        (["sapo"], "4/τ σ(τ (ρ_it - 1)) Â_it"),
-        (["dppo", "objective.divergence=kl", "objective.delta=0.05"], "keep_it sg(min(ρ_it, 20)) Â_it log π_θ"),
-    ],
-)
+@pytest.mark.parametrize(("chosen", "written"), table("equation", "family"))
 def test_the_familys_objectives_are_in_the_equation(chosen, written):
     kind, *settings = chosen
     shown = explain(config(f"objective.kind={kind}", *settings, "kl.coef=0"))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fakes.messages import message_of
 from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.config.layers import from_mapping, from_overrides, read_layers
@@ -17,17 +18,11 @@ def value_of(word: str) -> Any:
 
 
 def complaint(recipe: Path | str, extends: str | None = None) -> str:
-    with pytest.raises(ConfigError) as caught:
-        read_layers(recipe, extends)
-    return str(caught.value)
+    return message_of(ConfigError, read_layers, recipe, extends)
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        *table("layers", "a_value_on_the_command_line_is_toml_or_else_a_string"),
-        ("null", None),
-    ],
+    ("text", "value"), [*table("layers", "a_value_on_the_command_line_is_toml_or_else_a_string"), ("null", None)]
 )
 def test_a_value_on_the_command_line_is_toml_or_else_a_string(text: str, value: Any):
     assert value_of(f"section.key={text}") == value

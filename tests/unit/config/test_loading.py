@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fakes.messages import message_of
 from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.cluster import CLUSTER_KINDS
@@ -20,9 +21,7 @@ def config(*overrides: str, recipe: str | Path | None = None, **settings: Any) -
 
 
 def complaint(*overrides: str, recipe: str | Path | None = None, **settings: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        config(*overrides, recipe=recipe, **settings)
-    return str(caught.value)
+    return message_of(ConfigError, config, *overrides, recipe=recipe, **settings)
 
 
 def test_later_layers_win(tmp_path: Path):
@@ -100,17 +99,10 @@ class Mine(Component):
 
     def __call__(self, batch):
         return batch.rewards
-"""
 
-MEDIAN = """
-from oncurve.components.spec import Component
-
-class Median(Component):
+class Median(Mine):
     share: float = 0.5
     min_valid_completions = property(lambda self: 3)
-
-    def __call__(self, batch):
-        return batch.rewards
 
 class NoAdvantage(Component):
     pass
@@ -118,7 +110,7 @@ class NoAdvantage(Component):
 
 
 def test_a_kind_from_a_file_beside_the_recipe_is_built_checked_and_written(tmp_path: Path):
-    (tmp_path / "credit.py").write_text(MEDIAN)
+    (tmp_path / "credit.py").write_text(MINE)
     (tmp_path / "r.toml").write_text('[advantage]\nkind = "credit.py:Median"\nshare = 0.25\n')
     made = config(recipe=tmp_path / "r.toml")
     assert made.advantage.share == 0.25

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import pytest
 from torch import Tensor
 
+from fakes.messages import message_of
 from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.components import Component
@@ -16,9 +17,7 @@ from oncurve.types import AdvantagesAndReturns, TrainBatch
 
 
 def complaint(*overrides: str, recipe: str | Path | None = None) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_config(recipe, overrides)
-    return str(caught.value)
+    return message_of(ConfigError, load_config, recipe, overrides)
 
 
 @pytest.mark.parametrize(("overrides", "said"), table("rules", "impossible_combinations_are_refused_with_the_reason"))
@@ -124,9 +123,7 @@ def test_an_advantage_from_elsewhere_is_checked_by_what_it_states(
     if said is None:
         load_config(None, settings=tables)
         return
-    with pytest.raises(ConfigError) as caught:
-        load_config(None, settings=tables)
-    assert str(caught.value).startswith(said)
+    assert message_of(ConfigError, load_config, None, settings=tables).startswith(said)
 
 
 @pytest.mark.parametrize(

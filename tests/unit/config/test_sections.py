@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from fakes.messages import message_of
 from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
@@ -54,15 +55,7 @@ def test_workers_without_a_shard_are_noted() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "cause"),
-    [
-        (["cluster.rollout_gpus=2"], "cluster.rollout_workers=0"),
-        (["cluster.gradient_shards=4"], "cluster.sharding=fsdp"),
-        (["cluster.silence_seconds=5"], "cluster.learner_ranks=1"),
-        (["cluster.wait_seconds=60"], "cluster.rollout_workers=0"),
-    ],
-)
+@pytest.mark.parametrize(("words", "cause"), table("iterative_settings", "without_effect"))
 def test_keys_of_processes_that_there_are_not_are_noted_or_refused(words: list[str], cause: str) -> None:
     key = words[0].partition("=")[0]
     more = {"kind": "host", "sharding": "fsdp"} if "sharding" in cause else {"kind": "host"}
@@ -120,9 +113,7 @@ ITERATIONS = ["iterative.steps=5", "eval.verifier=truth", "reward_model.path=m"]
 
 
 def complaint(*words: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_config(None, words)
-    return str(caught.value)
+    return message_of(ConfigError, load_config, None, words)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10
 TABLES = "a0: &a0 {x: 1}\n" + "".join(
     f"a{n}: &a{n} {{{', '.join(f'k{k}: *a{n - 1}' for k in range(10))}}}\n" for n in range(1, 30)
 )
-TEXTS = {"lists": LAUGHS, "tables": TABLES, "itself": "a: &a [*a]\n", "deep": "a: " + "[" * 2000}
+TEXTS = {"lists": LAUGHS, "tables": TABLES, "itself": "a: &a [*a]\n", "deep": "a: " + "[" * 500}
 
 READERS: dict[str, Callable[[str], object]] = {
     "recipe": load_config,

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from fakes.demonstrations import CHATS, chat_tokenizer, demonstrations
+from fakes.messages import message_of
+from fakes.tables import table
 from oncurve.base.errors import DataError
 from oncurve.data import Demonstrations, InMemory, load_demonstrations
 
@@ -98,21 +100,15 @@ def test_a_row_that_is_too_long_is_refused_or_left_out_and_never_cut() -> None:
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        ([{"prompt": "w4"}], "data row 0: no demonstration: expected columns prompt and completion, or messages"),
-        ([{"prompt": "w4", "completion": 7}], "data row 0: the completion must be a text, or messages"),
+        *table("demonstrations", "refused"),
         ([{"prompt": [ASK], "completion": [ASK]}], "messages with a turn of the assistant"),
         ([{"messages": [ANSWER]}], "needs a turn of the assistant after another turn"),
-        ([{"messages": "hello"}], "must be a list of messages"),
         ([{"messages": [ASK, ANSWER]}, {"text": "w4"}], "data row 1: column 'messages' is missing"),
         ([{"prompt": "w4", "completion": [ANSWER]}], "the completion is a list of messages, and the prompt is none"),
-        ([{"prompt": [4], "completion": [61]}], "token id 61; the model has ids from 0 to 60"),
-        ([{"prompt": "", "completion": "w4"}], "is an empty string"),
     ],
 )
 def test_what_is_no_demonstration_is_refused_with_its_place(rows: list[Any], says: str) -> None:
-    with pytest.raises(DataError) as caught:
-        demonstrations(rows)
-    assert says in str(caught.value)
+    assert says in message_of(DataError, demonstrations, rows)
 
 
 def test_a_template_that_renders_earlier_turns_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

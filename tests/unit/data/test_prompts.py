@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 from transformers import AutoTokenizer
 
+from fakes.tables import table
 from oncurve.base.errors import ConfigError, DataError, ModelError
 from oncurve.config import load_config
 from oncurve.data import Files, InMemory, PromptOrder, Prompts, Rows, load_rows, open_prompts
@@ -68,11 +69,7 @@ def test_a_string_becomes_a_users_message_where_there_is_a_chat_template():
 
 
 def test_messages_go_through_the_chat_template_and_errors_name_the_row():
-    messages = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "c"},
-    ]
+    messages = table("prompts", "messages")
     prompts = opened({"prompt": messages}, chatty=True)
     assert said_to_model(prompts) == "<user>a<assistant>b<user>c<>"
     assert prompts[0].text == "a\nb\nc"
@@ -171,15 +168,7 @@ def test_a_name_that_the_template_does_not_use_is_refused(tokenizer: Any) -> Non
         texts(tokenizer, chat_template_kwargs={"enable_thinking": False})
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["data.chat_template_kwargs={tokenize=true}"], "tokenize is no variable of a template"),
-        (["data.chat_template_kwargs.x=1", "data.chat=never"], r'data\.chat: "never" renders no chat template'),
-        (["data.chat_template_kwargs=5"], r"data\.chat_template_kwargs"),
-        (["data.enable_thinking=false"], r"did you mean data\.chat_template_kwargs \(\{enable_thinking=false\}\)\?"),
-    ],
-)
+@pytest.mark.parametrize(("words", "error"), table("prompts", "refused_settings"))
 def test_settings_that_cannot_be(words: list[str], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         load_config(None, words)

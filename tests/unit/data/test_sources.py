@@ -14,6 +14,8 @@ import pyarrow
 import pytest
 import torch
 
+from fakes.messages import message_of
+from fakes.project import words_tokenizer
 from fakes.tables import table
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.components import build
@@ -40,9 +42,7 @@ def jsonl(tmp_path: Path, rows: list[Any], name: str = "data.jsonl") -> Path:
 
 
 def complaint(settings: DataSettings) -> str:
-    with pytest.raises(DataError) as caught:
-        load_rows(settings)
-    return str(caught.value)
+    return message_of(DataError, load_rows, settings)
 
 
 def test_rows_of_a_file_beside_the_recipe(tmp_path: Path):
@@ -111,9 +111,7 @@ def test_the_built_in_task_makes_its_problems_on_demand():
 
 @pytest.mark.parametrize(("settings", "said"), table("sources", "refused"))
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str):
-    with pytest.raises(ConfigError) as caught:
-        build(settings, DATA_KINDS, "data", "files")
-    assert said in str(caught.value)
+    assert said in message_of(ConfigError, build, settings, DATA_KINDS, "data", "files")
 
 
 ROWS = [{"prompt": f"w{index}", "answer": index, "share": index / 7, "tags": [index, 1]} for index in range(3, 9)]
@@ -222,18 +220,11 @@ def test_held_out_rows_may_be_given_next_to_those_that_are_trained_on(tmp_path: 
         InMemory(rows=["a"], eval_rows=[{"prompt": "c", "x": 1j}]).check_keepable()
 
 
-class Letters:
-    chat_template = None
-
-    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) for letter in text]}
-
-
 def weighted(tmp_path: Path, weights: list[float] | None, **more: Any) -> PromptOrder:
     jsonl(tmp_path, [{"prompt": f"a{n}"} for n in range(30)], "a.jsonl")
     jsonl(tmp_path, [{"prompt": f"b{n}"} for n in range(10)], "b.jsonl")
     settings = Files(path=("a.jsonl", "b.jsonl"), weights=weights, **more)
-    prompts = open_prompts(load_rows(settings, tmp_path), settings, Letters())
+    prompts = open_prompts(load_rows(settings, tmp_path), settings, words_tokenizer())
     return PromptOrder(prompts, seed=3, shuffle=settings.shuffle, mixture=prompts.mixture)
 
 

@@ -35,12 +35,7 @@ def names(lines, groups=(), settings=None, memory=None) -> list[str]:
     return [found.rule for found in examine(case(lines, groups, settings, memory))]
 
 
-SETTINGS = {
-    "data": {"prompts_per_step": 16},
-    "rollout": {"group_size": 8},
-    "model": {"dtype": "float32"},
-    "run": {"threads": 1},
-}
+SETTINGS = table("doctor_rules", "settings")
 
 
 @pytest.mark.parametrize(

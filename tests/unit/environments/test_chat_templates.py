@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import oncurve.models.tiny
+from fakes.tables import table
 from fakes.trl_trainers import END, NO_TRL, RESPONSE, TEMPLATE, call, tokenizer as chat_tokenizer
 from oncurve.base.errors import ModelError
 from oncurve.environments import Dialogue
@@ -17,19 +18,8 @@ MARKUP = re.compile(
     r"<\|[^|<>]{1,40}\|>|<｜[^｜]{1,40}｜>|<(?:start|end)_of_turn>|<end_of_utterance>|</?s>|\[/?[A-Z_]{4,}\]"
     r"|<\|[a-z_]+>|<[a-z_]+\|>|<eos>|<bos>"
 )
-TURN_ENDS = ("<|user|>", "<|observation|>", "<|return|>", "<|call|>", "<|tool_response>", "</s>", END, "<|eot_id|>",
-             "<|end|>", "<turn|>", "<|eot|>", "<end_of_turn>", "<end_of_utterance>", "<|END_OF_TURN_TOKEN|>",
-             "<|END_RESPONSE|>", "<｜end▁of▁sentence｜>")  # fmt: skip
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Add.",
-            "parameters": {"type": "object", "properties": {"x": {"type": "integer", "description": "x"}}},
-        },
-    }
-]
+TURN_ENDS = table("chat_templates", "turn_ends")
+TOOLS = table("chat_templates", "tools")
 CALL = {"type": "function", "id": "call00000", "function": {"name": "add", "arguments": {"x": 3}}}
 MISTRAL = """\
 {{ bos_token }}{% for message in messages %}{% if message.role == "user" %}[INST] {{ message.content }}[/INST]\
@@ -112,12 +102,7 @@ def trl_templates():
     return sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
 
 
-NO_TOOLS = (
-    "cohere", "cohere2", "cohere2_training", "cohere_training", "deepseek_r1_distill", "deepseek_r1_distill_training",
-    "deepseekv3", "gemma", "gemma3", "gemma3_training", "gemma_training", "idefics3", "idefics3_training", "lfm2",
-    "lfm2_training", "llama3", "llama3_training", "llava_next", "llava_next_training", "phi3", "phi3_5",
-    "phi3_5_training", "phi3_training", "qwen2_5_vl", "qwen2_5_vl_training", "smolvlm", "smolvlm_training",
-)  # fmt: skip
+NO_TOOLS = table("chat_templates", "no_tools")
 """Templates of TRL's that do not show calls and results as they are."""
 NO_CHANGES = ("deepseekv3_training",)
 """Those that change what was said when a second result follows."""

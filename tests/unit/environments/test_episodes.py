@@ -212,7 +212,7 @@ def test_an_environment_that_is_not_exact_is_not_played_again():
 
 
 def test_what_is_given_up_leaves_no_process():
-    with engine("Broken") as playing:
+    with engine("Broken", timeout_seconds=2.0) as playing:
         with pytest.raises(KeyboardInterrupt):
             playing.generate(prompts([{}, {"how": "hangs"}]), draw=0, on_group=_interrupt)
         pids = [pid for pool in playing.host.pools for pid in pool.pids]

@@ -10,6 +10,7 @@ import pytest
 
 import oncurve.models.tiny
 from fakes import openenv_server
+from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.base.paths import RECIPES
 from oncurve.config import check_complete, load_config
@@ -202,14 +203,7 @@ def test_openenv_is_played_in_a_session_for_each_episode():
 def test_a_game_whose_package_lacks_is_refused_before_anything_is_loaded(monkeypatch):
     for module in ("environments.settings", "data.sources"):
         monkeypatch.setattr(f"oncurve.{module}.find_spec", lambda name: None)
-    for words, extra in [
-        (["environment.kind=textarena", "environment.id=2048-v0"], "textarena"),
-        (["environment.kind=gym_text", "environment.id=FrozenLake-v1"], "gymnasium"),
-        (["environment.kind=skyrl_gym", "environment.id=gsm8k"], "skyrl-gym"),
-        (["environment.kind=openenv", "environment.url=http://127.0.0.1:8000"], "openenv"),
-        (["environment.program=agent.py:run"], "endpoint"),
-        (["data={kind='reasoning_gym', name='chain_sum'}", "rewards=[{kind='reasoning_gym'}]"], "reasoning-gym"),
-    ]:
+    for words, extra in table("games", "extras"):
         config, _ = load_config("task", words)
         with pytest.raises(ConfigError, match=rf"is not installed: pip install 'oncurve\[{extra}\]'"):
             check_complete(config)

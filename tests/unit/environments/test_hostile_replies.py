@@ -22,7 +22,7 @@ MARKUP = (
     "\ufffd", "é", "e\u0301", "漢字", "🙂", "👩\u200d👩\u200d👧", "\r", "\x1b[2J", "\u2028", " ", "7", "result",
     '"}}', "'", "[INST]", "\\n", "Ġ", "▁", "<0x0A>",
 )  # fmt: skip
-REPLIES = 300
+REPLIES = 120
 
 
 def hostile(seed):

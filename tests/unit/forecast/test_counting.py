@@ -106,13 +106,7 @@ def test_further_turns_compute_their_rows_again_and_share_no_prompt():
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("80GiB", 80 * 2**30),
-        ("4.3 TB/s", 4.3e12),
-        ("512mb", 512e6),
-        ("7_000_000", 7e6),
-    ],
+    ("text", "value"), [("80GiB", 80 * 2**30), ("4.3 TB/s", 4.3e12), ("512mb", 512e6), ("7_000_000", 7e6)]
 )
 def test_amounts(text: str, value: float) -> None:
     assert parse_quantity(text, "--memory", "80GiB") == pytest.approx(value)

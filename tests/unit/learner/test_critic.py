@@ -2,10 +2,11 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import nn
 
 from fakes.architectures import architecture
 from fakes.learning import carried_over, make_learner, with_reference
@@ -21,23 +22,25 @@ from oncurve.learner import (
     SharedCriticConfig,
     scheduled_rate,
 )
-from oncurve.learner.actor_critic import OwnCritic
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
 from oncurve.models import wrap
 from oncurve.types import TrainBatch
 
 
-def actor_critic(dtype: torch.dtype = torch.float64, budget: int = 10_000, **settings: object) -> ActorCritic:
+def built(
+    kind: type[CriticConfig | SharedCriticConfig],
+    dtype: torch.dtype = torch.float64,
+    budget: int = 10_000,
+    **settings: object,
+) -> Any:
     actor = make_learner(dtype=dtype, kl_coef=0.0, tokens_per_micro_batch=budget, learning_rate=0.01)
-    return CriticConfig(learning_rate=0.02, **settings).build(actor)
+    return kind(learning_rate=0.02, **settings).build(actor)
 
 
-def spread(critic: OwnCritic) -> None:
+def spread(head: nn.Linear) -> None:
     """Values that say something: the head begins at 0."""
-    head = critic._network.head
     with torch.no_grad():
         head.weight.copy_(torch.linspace(-0.3, 0.4, head.weight.numel()).view_as(head.weight))
-        head.bias.fill_(0.1)
 
 
 def ready(learner: ActorCritic | SharedActorCritic, seed: int = 0) -> TrainBatch:
@@ -50,7 +53,7 @@ def test_a_value_is_read_before_its_token() -> None:
     module = architecture("llama", torch.float64)
     actor = LearnerConfig().build(wrap(module), Clipped(), Regularizer(KLPenalty(coef=0.0)))
     learner = CriticConfig().build(actor)
-    spread(learner.critic)
+    spread(learner.critic._network.head)
     batch = collate(random_groups())
     filled = learner.critic.reader.fill(batch)
     values, beyond = filled.values, filled.bootstrap_values
@@ -66,7 +69,7 @@ def test_a_value_is_read_before_its_token() -> None:
 
 
 def test_both_learn_on_every_update_and_the_critic_alone_while_it_warms_up() -> None:
-    learner = actor_critic(warmup_steps=2, clip=0.0)
+    learner = built(CriticConfig, warmup_steps=2, clip=0.0)
     before = copy.deepcopy(learner.weights().local().module.state_dict())
     errors = []
     for update in range(6):
@@ -84,26 +87,11 @@ def test_both_learn_on_every_update_and_the_critic_alone_while_it_warms_up() -> 
     assert not torch.equal(learner.weights().local().module.state_dict()["mix.weight"], before["mix.weight"])
 
 
-def optimizers_of(learner: ActorCritic | SharedActorCritic) -> list[dict[str, Tensor]]:
-    critic = learner.critic.optimizer if isinstance(learner, ActorCritic) else learner.optimizer
-    return [learner.actor.optimizer.state(), critic.state()]
-
-
-def shared(dtype: torch.dtype = torch.float64, budget: int = 10_000, **settings: object) -> SharedActorCritic:
-    actor = make_learner(dtype=dtype, kl_coef=0.0, tokens_per_micro_batch=budget, learning_rate=0.01)
-    return SharedCriticConfig(learning_rate=0.02, **settings).build(actor)
-
-
-def raised(learner: SharedActorCritic) -> None:
-    with torch.no_grad():
-        learner.head.weight.copy_(torch.linspace(-0.3, 0.4, learner.head.weight.numel()).view_as(learner.head.weight))
-
-
 @pytest.mark.parametrize("budget", [1, 12, 10_000])
 def test_on_one_backbone_the_gradient_is_that_of_both_losses(budget: int) -> None:
-    learner = shared(budget=budget, coef=0.5, clip=0.0)
+    learner = built(SharedCriticConfig, budget=budget, coef=0.5, clip=0.0)
     learner.head.double()
-    raised(learner)
+    spread(learner.head)
     batch = ready(learner)
     learner.actor.accumulate(batch)
     got = torch.cat([g.flatten() for g in learner.actor.optimizer.gradients().values()])
@@ -120,7 +108,7 @@ def test_on_one_backbone_the_gradient_is_that_of_both_losses(budget: int) -> Non
 
 
 def test_on_one_backbone_the_head_alone_warms_up_and_all_is_exact_to_the_bit(tmp_path: Path) -> None:
-    straight, stopped = shared(torch.float32, warmup_steps=2), shared(torch.float32, warmup_steps=2)
+    straight, stopped, resumed = (built(SharedCriticConfig, torch.float32, warmup_steps=2) for _ in range(3))
     before = copy.deepcopy(straight.weights().local().module.state_dict())
     for update in range(4):
         for learner in (straight, stopped):
@@ -131,11 +119,11 @@ def test_on_one_backbone_the_head_alone_warms_up_and_all_is_exact_to_the_bit(tmp
             assert all(
                 torch.equal(straight.weights().local().module.state_dict()[name], before[name]) for name in before
             )
-    resumed = shared(torch.float32, warmup_steps=2)
     carried_over(stopped, resumed, tmp_path)
     for learner in (straight, resumed):
         learner.update(ready(learner, 9))
-    for ours, theirs in zip(optimizers_of(resumed), optimizers_of(straight), strict=True):
+    for part in (lambda learner: learner.actor.optimizer, lambda learner: learner.optimizer):
+        ours, theirs = part(resumed).state(), part(straight).state()
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert set(resumed.actor.optimizer.masters) == set(before)
@@ -146,14 +134,8 @@ def test_on_one_backbone_the_head_alone_warms_up_and_all_is_exact_to_the_bit(tmp
 @pytest.mark.parametrize(("warmup", "rising"), [(0, 0), (3, 0), (5, 2)])
 def test_the_policys_schedule_runs_over_its_own_updates(schedule: str, shared: bool, warmup: int, rising: int) -> None:
     total = 8
-    actor = make_learner(
-        kl_coef=0.0,
-        learning_rate=0.01,
-        schedule=schedule,
-        warmup_steps=rising,
-        total_updates=total,
-        dtype=torch.float64,
-    )
+    settings = {"schedule": schedule, "warmup_steps": rising, "total_updates": total}
+    actor = make_learner(kl_coef=0.0, learning_rate=0.01, **settings)
     learner = (SharedCriticConfig if shared else CriticConfig)(warmup_steps=warmup).build(actor)
     rates = [learner.update(ready(learner)).metrics.result().get("optim/learning_rate") for _ in range(total)]
     own = total - warmup

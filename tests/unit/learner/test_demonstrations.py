@@ -10,6 +10,7 @@ from fakes.adapted import adapted, factors_of, peft_twin
 from fakes.architectures import architecture
 from fakes.demonstrations import CHATS, chat_tokenizer, demonstrations
 from fakes.learning import relative_error
+from fakes.tables import table
 from oncurve.advantages import DemonstrationAdvantage
 from oncurve.batching import collate
 from oncurve.data import Demonstrations
@@ -20,11 +21,7 @@ from oncurve.models.layers.rms_norm import replace_norms
 from oncurve.types import Group, Score, TrainBatch
 from oracles.plain_sft import IGNORED, plain_loss
 
-TEXTS = [
-    {"prompt": "w5 w6", "completion": "w7"},
-    {"prompt": "w5 w6 w7 w8", "completion": "w9 w10 w11 w12 w13"},
-    {"prompt": "w20", "completion": "w21 w22"},
-]
+TEXTS = table("demonstrations", "texts")
 CASES = {"texts": (TEXTS, {}), "prompts too": (TEXTS, {"train_on_prompts": True}), "chats": (CHATS, {"chat": True})}
 
 
@@ -49,9 +46,10 @@ def gradients(loss: Tensor, parameters: list[nn.Parameter]) -> Tensor:
     return torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)])
 
 
-@pytest.mark.parametrize("budget", [1, 24, 10_000])
 @pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "budget"), [("texts", 1), ("texts", 10_000), ("texts", 24), ("prompts too", 24), ("chats", 24)]
+)
 def test_loss_and_gradient_are_those_of_transformers(case: str, lora: bool, budget: int) -> None:
     rows, options = CASES[case]
     found, module = demonstrations(rows, **options), architecture("qwen3", torch.float64)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fakes.architectures import architecture
 from fakes.learning import finished
+from fakes.tables import table
 from fakes.tiny_policy import random_groups
 from oncurve.base.errors import CheckpointError
 from oncurve.learner import LearnerConfig, LocalLearner, MasterAdamW, scheduled_rate
@@ -16,58 +17,29 @@ from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models import CausalModel, wrap
 
 
-def small_net(tied: bool = False) -> nn.Sequential:
-    generator = torch.Generator().manual_seed(0)
-    net = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 3), nn.Linear(3, 5, bias=False))
-    for parameter in net.parameters():
-        parameter.data.normal_(0.0, 1.0, generator=generator)
-    if tied:
-        net[2].weight = net[0].weight
-    return net
-
-
-def backward(net: nn.Module, scale: float = 1.0) -> None:
-    (net(torch.tensor([[1, 2, 3]])).float().square().sum() * scale).backward()
-
-
-@pytest.mark.parametrize(
-    ("schedule", "rates"),
-    [
-        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
-        ("linear", [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]),
-        ("cosine", [0.5, 1.0, 1.0, 0.85355339, 0.5, 0.14644661, 0.0]),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "rates"), table("optim", "schedules"))
 def test_schedules_warm_up_then_reach_their_end_at_the_last_update(schedule: str, rates: list[float]) -> None:
     given = [scheduled_rate(1.0, update, 6, 2, schedule) for update in range(7)]
     assert given == pytest.approx(rates)
 
 
-def run(optimizer: MasterAdamW, net: nn.Module, steps: int) -> None:
-    for _ in range(steps):
-        backward(net, 1.0 + optimizer.steps)
-        optimizer.step(0.01, optimizer.gradient_norm(), 1.0)
-
-
 @pytest.mark.parametrize("wrong", ["missing", "extra", "shape", "dtype"])
 def test_the_state_of_another_model_is_refused_and_changes_nothing(wrong: str) -> None:
-    net = small_net()
-    optimizer = MasterAdamW(net)
-    run(optimizer, net, 1)
+    optimizer, module = run_of("float32", "float32", 1)
     state = {name: tensor.clone() for name, tensor in optimizer.state().items()}
-    kept = net[1].weight.detach().clone()
-    state["master.1.weight"] = state["master.1.weight"] + 1
+    kept = module.parts[1].detach().clone()
+    state["master.parts.1"] = state["master.parts.1"] + 1
     if wrong == "missing":
-        del state["moment1.2.weight"]
+        del state["moment1.parts.2"]
     elif wrong == "extra":
-        state["master.7.weight"] = torch.zeros(1)
+        state["master.parts.7"] = torch.zeros(1)
     elif wrong == "shape":
-        state["master.2.weight"] = torch.zeros(2, 2)
+        state["master.parts.2"] = torch.zeros(2, 2)
     else:
-        state["moment2.2.weight"] = state["moment2.2.weight"].double()
-    with pytest.raises(CheckpointError, match=r"weight"):
+        state["moment2.parts.2"] = state["moment2.parts.2"].double()
+    with pytest.raises(CheckpointError, match=r"parts\.[27]"):
         optimizer.load_state(state, 1)
-    assert torch.equal(net[1].weight, kept)
+    assert torch.equal(module.parts[1], kept)
     assert optimizer.steps == 1
 
 
@@ -91,7 +63,8 @@ def net(seed: int = 0) -> nn.Module:
 def give_gradients(module: nn.Module, step: int) -> None:
     generator = torch.Generator().manual_seed(100 + step)
     for parameter in module.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator) * 10.0 ** (step % 3 - 2)
+        if parameter.requires_grad:
+            parameter.grad = torch.randn(parameter.shape, generator=generator) * 10.0 ** (step % 3 - 2)
 
 
 def train(optimizer: MasterAdamW, module: nn.Module, steps: range) -> None:
@@ -194,30 +167,16 @@ def test_every_combination_goes_on_bit_for_bit_from_its_state(masters: str, mome
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True))
 
 
-def two_layers() -> nn.Sequential:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(40, 30, bias=False), nn.Linear(30, 20, bias=False))
-    net[0].weight.requires_grad_(False)
-    return net
-
-
-def give_both_gradients(net: nn.Module) -> None:
-    for parameter in net.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.ones(parameter.shape)
-
-
 def test_a_frozen_parameter_is_rounded_once_and_never_stepped() -> None:
-    net = two_layers()
-    given = net[0].weight.detach().clone()
-    optimizer = MasterAdamW(net, torch.bfloat16, weight_decay=0.5)
-    give_both_gradients(net)
-    optimizer.step(0.1, optimizer.gradient_norm())
-    assert optimizer.trained == ["1.weight"]
-    assert list(optimizer.frozen) == ["0.weight"]
-    assert torch.equal(net[0].weight, given.bfloat16())
-    assert not any(name.endswith("0.weight") for name in optimizer.state())
-    assert torch.equal(optimizer.masters["0.weight"], given.bfloat16().float())
+    module = net()
+    given = module.parts[0].requires_grad_(False).clone()
+    optimizer = MasterAdamW(module, torch.bfloat16, weight_decay=0.5)
+    train(optimizer, module, range(1))
+    assert optimizer.trained == ["parts.1", "parts.2", "parts.3"]
+    assert list(optimizer.frozen) == ["parts.0"]
+    assert torch.equal(module.parts[0], given.bfloat16())
+    assert not any(name.endswith("parts.0") for name in optimizer.state())
+    assert torch.equal(optimizer.masters["parts.0"], given.bfloat16().float())
     assert {master.dtype for master in optimizer.masters.values()} == {torch.float32}
 
 

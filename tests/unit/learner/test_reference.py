@@ -15,12 +15,7 @@ from fakes.tiny_policy import TinyLM, random_groups, tiny_model
 from fakes.tolerance import assert_close
 from oncurve.base.errors import ModelError
 from oncurve.batching import collate
-from oncurve.learner import (
-    AdapterReference,
-    LearnerConfig,
-    LocalLearner,
-    ReferenceSettings,
-)
+from oncurve.learner import AdapterReference, LearnerConfig, LocalLearner, ReferenceSettings
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models import CausalModel, wrap
 from oncurve.models.generic import GenericModel
@@ -42,7 +37,7 @@ def learner_of(precision: str, **settings: object) -> LocalLearner:
 
 def moved_on(learner: LocalLearner) -> LocalLearner:
     """The learner after an update with a gradient."""
-    learner.update(finished(learner, GROUPS))
+    assert not learner.update(finished(learner, GROUPS)).skipped
     return learner
 
 
@@ -165,22 +160,13 @@ def adapter_learner(
     )
 
 
-def adapter_moved_on(learner: LocalLearner) -> LocalLearner:
-    assert not learner.update(finished(learner, GROUPS)).skipped
-    return learner
-
-
-def of_base(learner: LocalLearner) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in learner.optimizer.frozen.items()}
-
-
 @every_adapter_precision
 @pytest.mark.parametrize(("trained", "estimator"), [(False, "full"), (True, "k3")])
 def test_the_kl_is_exactly_0_at_the_start_and_the_base_never_changes(
     precision: str, trained: bool, estimator: str
 ) -> None:
     learner = adapter_learner(precision, trained, estimator)
-    base = of_base(learner)
+    base = copied(learner.optimizer.frozen)
     assert torch.equal(with_reference(learner, BATCH).ref_logprobs, old_logprobs(learner, BATCH))
     assert learner.update(finished(learner, GROUPS)).metrics.result()["policy/kl"] == 0
     assert learner.update(finished(learner, GROUPS)).metrics.result()["policy/kl"] > 0
@@ -193,7 +179,7 @@ def test_the_reference_is_the_base_model_and_stays_it() -> None:
     learner = adapter_learner()
     plain = LearnerConfig().build(wrap(architecture("qwen3")), Clipped(), Regularizer(KLPenalty(coef=0.1)))
     for _ in range(3):
-        adapter_moved_on(learner)
+        moved_on(learner)
     assert isinstance(learner.reference, AdapterReference)
     assert learner.reference.state() == {}  # no copy of anything
     assert_close(with_reference(learner, BATCH).ref_logprobs, old_logprobs(plain, BATCH), torch.float32)
@@ -201,7 +187,7 @@ def test_the_reference_is_the_base_model_and_stays_it() -> None:
 
 def test_a_first_average_is_the_average_of_base_and_policy() -> None:
     """From the base, π_ref ← α π_θ + (1 - α) π_base is the policy's low-rank product times α: by merged weights."""
-    learner = adapter_moved_on(adapter_learner("float64"))
+    learner = moved_on(adapter_learner("float64"))
     learner.move_reference(0.3)
     merged = learner.model.adapter.merged()
     plain = architecture("qwen3", torch.float64)
@@ -218,16 +204,16 @@ def test_a_first_average_is_the_average_of_base_and_policy() -> None:
     [("lean", [], False), ("float32", [1.0], False), ("lean", [0.5, 0.5], False), ("lean", [0.5], True)],
 )
 def test_a_saved_learner_goes_on_bit_for_bit(precision: str, moves: list[float], trained: bool, tmp_path: Path) -> None:
-    learner = adapter_moved_on(adapter_learner(precision, trained))
+    learner = moved_on(adapter_learner(precision, trained))
     for alpha in moves:
         learner.move_reference(alpha)
-        adapter_moved_on(learner)
+        moved_on(learner)
     resumed = adapter_learner(precision, trained)
     record = carried_over(learner, resumed, tmp_path)
     assert "frozen" not in record
     assert len(record["base"]) == 64
     for each in (learner, resumed):
-        adapter_moved_on(each)
+        moved_on(each)
         each.move_reference(0.5)
     assert torch.equal(*(with_reference(each, BATCH).ref_logprobs for each in (learner, resumed)))
     ours, theirs = (each.optimizer.state() for each in (learner, resumed))

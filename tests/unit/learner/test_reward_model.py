@@ -13,6 +13,7 @@ from fakes.classifiers import LONGEST, lay_down
 from fakes.learning import relative_error
 from fakes.tolerance import about
 from oncurve.metrics import Metrics
+from oncurve.models.layers.rms_norm import replace_norms
 from oncurve.reward_models import LabelledSteps, PreferencePair, learner as reward_learner
 from oncurve.reward_models.learner import Example, OutcomeModel, ProcessModel, RewardLearner
 from oracles.plain_reward_model import plain_pair_loss, plain_reward, plain_step_loss
@@ -71,12 +72,7 @@ def gradient(learner: RewardLearner, examples: Sequence[Example]) -> Tensor:
 def in_float64(module: Any) -> Any:
     """A copy in float64 throughout: the norms of transformers compute in float32 whatever they are given."""
     module = copy.deepcopy(module)
-    for inner in list(module.modules()):
-        for name, norm in list(inner.named_children()):
-            if type(norm).__name__ == "LlamaRMSNorm":
-                whole = torch.nn.RMSNorm(norm.weight.shape, norm.variance_epsilon)
-                whole.weight = norm.weight
-                setattr(inner, name, whole)
+    replace_norms(module)
     return module.double()
 
 

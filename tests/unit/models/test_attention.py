@@ -6,16 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fakes.architectures import (
-    ARCHITECTURES,
-    RAGGED,
-    UNIFORM,
-    architecture,
-    gradients,
-    logits_of,
-    relative,
-    token_rows,
-)
+from fakes.architectures import ARCHITECTURES, RAGGED, UNIFORM, architecture, gradients, logits_of, relative, token_rows
 from oncurve.base.errors import ModelError
 from oncurve.models import ModelConfig, TransformersModel
 from oncurve.models.attention.hook import attention

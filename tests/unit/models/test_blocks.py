@@ -5,33 +5,11 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import (
-    GemmaConfig,
-    GemmaForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
-)
 
+from fakes import architectures as made
 from fakes.adapted import trained_adapter
-from fakes.architectures import (
-    ARCHITECTURES,
-    RAGGED,
-    ROWS,
-    SHAPE,
-    UNIFORM,
-    TokenRows,
-    architecture,
-    gradients,
-    logits_of,
-    relative,
-    token_rows,
-)
+from fakes.architectures import ARCHITECTURES, RAGGED, ROWS, UNIFORM, architecture, gradients, logits_of, relative
+from fakes.shrunk import shrunk
 from fakes.tiny_policy import TinyLM
 from fakes.tolerance import assert_close
 from oncurve.base.errors import ConfigError
@@ -47,19 +25,18 @@ from oracles.plain_forward import plain_logits
 
 FAMILY = ("llama", "qwen2", "qwen3", "mistral")
 LIMITS = {torch.float64: 1e-10, torch.float32: 1e-5}
-HEADED = SHAPE | {"head_dim": 8}
 
 
 def replaced(name, dtype=torch.float32):
-    module = architecture(name, dtype)
+    """The family's blocks and norms; "granite" has them too, and what they give is multiplied."""
+    scaled = {"residual_multiplier": 0.3, "embedding_multiplier": 2.0}
+    module = shrunk(name, **scaled).to(dtype) if name == "granite" else architecture(name, dtype)
     replace_norms(module)
     replace_blocks(module)
     return module
 
 
-def decoded(model, rows=UNIFORM, packed=True, monkeypatch=None):
-    if monkeypatch is not None and not packed:
-        monkeypatch.setattr("oncurve.models.layers.prepacked_weights.MOST_PREPACKED_BYTES", 0)
+def decoded(model, rows=UNIFORM):
     ids = torch.arange(2 * len(rows.prompts))
     decoder = model.decoder(len(ids), 6)
     first = decoder.join(rows.prompts, 2).repeat_interleave(2, 0)
@@ -68,20 +45,29 @@ def decoded(model, rows=UNIFORM, packed=True, monkeypatch=None):
         return torch.stack([decoder.logits(hidden) for hidden in steps])
 
 
+def norms_of(module):
+    return [part for part in module.modules() if isinstance(part, RMSNorm)]
+
+
+REPLACED = {replace_blocks: (blocks_of, dict.fromkeys(FAMILY, 4)),
+            replace_norms: (norms_of, {"llama": 5, "qwen2": 5, "qwen3": 9, "mistral": 5})}  # fmt: skip
+
+
+@pytest.mark.parametrize("replace", REPLACED)
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_two_blocks_a_layer_under_the_same_names_for_the_llama_family(name):
-    module = architecture(name)
+def test_two_blocks_a_layer_and_every_norm_are_replaced_once_under_their_names(name, replace):
+    module, (parts_of, counts) = architecture(name), REPLACED[replace]
     before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
     kinds = [type(part).__mro__[-3:] for part in module.modules()]
-    replace_blocks(module)
-    blocks = blocks_of(module)
-    assert len(blocks) == (4 if name in FAMILY else 0)
+    replace(module)
+    parts = {part: type(part) for part in parts_of(module)}
+    assert len(parts) == counts.get(name, 0)
     after = module.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
-    assert kinds == [type(part).__mro__[-3:] for part in module.modules()]
-    replace_blocks(module)
-    assert [type(block).__mro__ for block in blocks_of(module)] == [type(block).__mro__ for block in blocks]
+    assert replace is replace_norms or kinds == [type(part).__mro__[-3:] for part in module.modules()]
+    replace(module)
+    assert {part: type(part) for part in parts_of(module)} == parts
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
@@ -101,11 +87,11 @@ def test_the_forward_equals_the_plain_one_in_value_and_gradient(name, rows, dtyp
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
 @pytest.mark.parametrize("name", FAMILY)
 def test_decoding_with_packed_weights_is_decoding_without(name, dtype, limit, monkeypatch):
-    packing = TransformersModel(replaced(name, dtype))
-    decoder = packing.decoder(6, 6)
-    assert isinstance(decoder.logits, PrepackedLinear)  # something is packed
-    packed = decoded(packing)
-    apart = decoded(TransformersModel(replaced(name, dtype)), packed=False, monkeypatch=monkeypatch)
+    model = TransformersModel(replaced(name, dtype))
+    assert isinstance(model.decoder(6, 6).logits, PrepackedLinear)  # something is packed
+    packed = decoded(model)
+    monkeypatch.setattr(packing, "MOST_PREPACKED_BYTES", 0)
+    apart = decoded(TransformersModel(replaced(name, dtype)))
     assert packed.dtype == apart.dtype == dtype
     assert (packed - apart).abs().max() <= limit * apart.abs().max()
 
@@ -113,15 +99,8 @@ def test_decoding_with_packed_weights_is_decoding_without(name, dtype, limit, mo
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "granite"])
 def test_decoding_calls_the_blocks_one_after_another_where_that_is_what_the_body_does(name, dtype):
-    if name == "granite":  # the family's blocks and norms, but what they give is multiplied
-        torch.manual_seed(0)
-        module = GraniteForCausalLM(GraniteConfig(**SHAPE, residual_multiplier=0.3, embedding_multiplier=2.0))
-        module = module.to(dtype).eval()
-        replace_norms(module)
-        replace_blocks(module)
-        assert len(blocks_of(module)) == 4
-    else:
-        module = replaced(name, dtype)
+    module = replaced(name, dtype)
+    assert bool(blocks_of(module)) == (name != "gpt2")
     model = TransformersModel(module)
     straight = decoded(model, RAGGED)
     assert model._straight == (name in FAMILY)
@@ -156,44 +135,19 @@ def test_a_decoder_keeps_the_weights_it_began_with_and_nothing_else_does(dtype):
 
 
 @pytest.mark.parametrize(
-    ("module", "replaced_blocks"),
-    [
-        (lambda: Olmo2ForCausalLM(Olmo2Config(**SHAPE)), 2),
-        (lambda: PhiForCausalLM(PhiConfig(**SHAPE)), 0),
-        (lambda: GemmaForCausalLM(GemmaConfig(**HEADED)), 4),
-    ],
+    ("kind", "replaced_blocks"),
+    [("olmo2", 2), ("phi", 0), ("gemma", 4)],
     ids=["norms over all heads at once", "rotates half a head", "a family of its own"],
 )
-def test_what_computes_something_else_keeps_its_code(module, replaced_blocks):
+def test_what_computes_something_else_keeps_its_code(kind, replaced_blocks):
     torch.manual_seed(0)
-    model = module().eval()
+    model = shrunk(kind)
     for parameter in model.parameters():  # norms of ones hide what they norm
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     theirs = plain_logits(model, RAGGED.prompts, RAGGED.group_ids, RAGGED.completion_ids, RAGGED.lengths)
     replace_blocks(model)
     assert len(blocks_of(model)) == replaced_blocks
     assert (logits_of(TransformersModel(model), RAGGED) - theirs).abs().max() <= 1e-4 * theirs.abs().max()
-
-
-def norms_of(module):
-    return [part for part in module.modules() if isinstance(part, RMSNorm)]
-
-
-NORMS = {"llama": 5, "qwen2": 5, "qwen3": 9, "mistral": 5, "gpt2": 0}
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_rms_norm_is_replaced_under_its_name(name):
-    module = architecture(name)
-    before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
-    replace_norms(module)
-    assert len(norms_of(module)) == NORMS[name]
-    after = module.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[key], after[key]) for key in before)
-    norms = norms_of(module)
-    replace_norms(module)
-    assert norms_of(module) == norms
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -242,22 +196,27 @@ def test_backward_passes_of_our_own_have_the_bits_of_autograd(dtype):
             assert torch.equal(own(*inputs), plain(*inputs))
 
 
+def kept_by(forward, module: nn.Module) -> list[Tensor]:
+    """What a forward pass keeps for the backward one, parameters aside: a tensor of each storage."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    kept: dict[int, Tensor] = {}
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.setdefault(tensor.untyped_storage().data_ptr(), tensor), lambda tensor: tensor
+    ):
+        forward()
+    return [tensor for address, tensor in kept.items() if address not in own]
+
+
 @pytest.mark.parametrize(("name", "kept"), [("llama", 2), ("lora", 2), ("gemma", 4)])
 def test_a_gated_mlp_keeps_its_input_gate_and_up(name, kept):
-    config = GemmaConfig(**HEADED) if name == "gemma" else LlamaConfig(**SHAPE)
-    module = (GemmaForCausalLM if name == "gemma" else LlamaForCausalLM)(config).eval()
+    module = shrunk("gemma" if name == "gemma" else "llama")
+    config = module.config
     if name == "lora":
         trained_adapter(module)
     replace_blocks(module)
     mlp, tokens = module.model.layers[0].mlp, 50
-    own = {parameter.data_ptr() for parameter in mlp.parameters()}
-    stored = {}
     x = torch.randn(1, tokens, config.hidden_size, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: stored.setdefault(tensor.untyped_storage().data_ptr(), tensor), lambda tensor: tensor
-    ):
-        mlp(x)
-    numbers = sum(tensor.numel() for address, tensor in stored.items() if address not in own)
+    numbers = sum(tensor.numel() for tensor in kept_by(lambda: mlp(x), mlp))
     wanted, low_rank = tokens * (config.hidden_size + kept * config.intermediate_size), 12 * tokens
     assert wanted <= numbers <= wanted + (low_rank if name == "lora" else 0)
 
@@ -289,9 +248,7 @@ def test_a_gpus_norm_has_the_value_and_gradients_of_the_cpus(dtype, weight, shap
 
 
 def test_the_sum_of_many_layers_is_kept_in_float32_where_weights_are_bf16():
-    torch.manual_seed(0)
-    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
-    module = LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=24, initializer_range=0.1)).to(torch.bfloat16)
+    module = shrunk("llama", num_hidden_layers=24, initializer_range=0.1).to(torch.bfloat16)
     module.model.embed_tokens.weight.data.mul_(8)  # as in a trained model, a layer adds little to a large sum
     rows = (UNIFORM.prompts, UNIFORM.group_ids, UNIFORM.completion_ids, UNIFORM.lengths)
     narrow = TransformersModel(module).completion_hidden(*rows)  # transformers' own norms are there still
@@ -332,44 +289,26 @@ def test_a_large_matrix_is_packed_by_pieces_and_a_small_one_is_not(monkeypatch: 
     assert len(PrepackedLinear(half, 4)._pieces) == 4
 
 
-LONG = token_rows((40, 25), (0, 0, 0, 0, 1, 1, 1, 1), (50, 31, 60, 44, 20, 60, 35, 52))
+LONG = made.token_rows((40, 25), (0, 0, 0, 0, 1, 1, 1, 1), (50, 31, 60, 44, 20, 60, 35, 52))
 
 
-def value_and_gradients(module: nn.Module, generic: bool, rows: TokenRows = RAGGED) -> tuple[Tensor, list[Tensor]]:
-    model = GenericModel(module) if generic else TransformersModel(module)
-    hidden = model.completion_hidden(rows.prompts, rows.group_ids, rows.completion_ids, rows.lengths)
-    wave = torch.cos(torch.arange(hidden.numel(), dtype=hidden.dtype)).view_as(hidden)
-    wanted = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad((hidden * wave).sum(), wanted, allow_unused=True)
-    return hidden.detach(), [each for each in found if each is not None]
+def value_and_gradients(module: nn.Module, generic: bool) -> list[Tensor]:
+    logits = logits_of(GenericModel(module) if generic else TransformersModel(module), RAGGED)
+    return [logits.detach(), *gradients(logits, module.parameters())]
 
 
 @pytest.mark.parametrize("generic", [False, True])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_values_and_gradients_are_the_same_bits(name: str, generic: bool) -> None:
-    value, right = value_and_gradients(architecture(name), generic)
-    module = architecture(name)
+    right, module = value_and_gradients(architecture(name), generic), architecture(name)
     assert recompute_layers(module) == 2
-    again, given = value_and_gradients(module, generic)
-    assert torch.equal(again, value)
-    assert all(torch.equal(a, b) for a, b in zip(given, right, strict=True))
+    assert all(map(torch.equal, value_and_gradients(module, generic), right))
 
 
 def kept_bytes(module: nn.Module) -> int:
-    """What the forward pass keeps for the backward one, parameters aside."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-    kept: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model = TransformersModel(module)
-        hidden = model.completion_hidden(LONG.prompts, LONG.group_ids, LONG.completion_ids, LONG.lengths)
-    del hidden
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    given = (LONG.prompts, LONG.group_ids, LONG.completion_ids, LONG.lengths)
+    kept = kept_by(lambda: TransformersModel(module).completion_hidden(*given), module)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept)
 
 
 def test_a_layer_keeps_its_input_alone() -> None:

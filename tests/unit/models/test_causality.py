@@ -3,34 +3,15 @@
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    ElectraConfig,
-    ElectraForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    RobertaConfig,
-    RobertaForCausalLM,
-    XLNetConfig,
-    XLNetLMHeadModel,
-)
 
-from fakes.architectures import SHAPE, seeded
+from fakes.shrunk import shrunk
 from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import ModelError
 from oncurve.models import wrap
 
-_GEMMA = {**SHAPE, "head_dim": 8, "use_bidirectional_attention": True}
-ENCODERS = {
-    "bert": lambda: BertLMHeadModel(BertConfig(**SHAPE)),
-    "roberta": lambda: RobertaForCausalLM(RobertaConfig(**SHAPE, is_decoder=False)),
-    "electra": lambda: ElectraForCausalLM(ElectraConfig(**SHAPE, embedding_size=32)),
-    "xlnet": lambda: XLNetLMHeadModel(XLNetConfig(vocab_size=61, d_model=32, n_layer=2, n_head=4, d_inner=48)),
-    "gemma3, both ways": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**_GEMMA)),
-    "llama, whose configuration says so": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, is_causal=False)),
+ENCODERS = {kind: {} for kind in ("bert", "roberta", "electra", "xlnet")} | {
+    "gemma3_text": {"use_bidirectional_attention": True},
+    "llama": {"is_causal": False},
 }
 
 
@@ -75,7 +56,7 @@ PATHS = pytest.mark.parametrize("path", ["auto", "generic"])
 @PATHS
 @pytest.mark.parametrize("name", ENCODERS)
 def test_a_network_that_sees_both_ways_is_refused_and_left_as_it_was(name, path):
-    module = seeded(ENCODERS[name]).train()
+    module = shrunk(name, **ENCODERS[name]).train()
     parts = {place: type(part) for place, part in module.named_modules()}
     with pytest.raises(ModelError, match=f"{type(module).__name__} is not causal: its logits for earlier tokens"):
         wrap(module, path)

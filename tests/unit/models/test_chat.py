@@ -8,24 +8,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from fakes.project import words_tokenizer
 from oncurve.base.errors import ModelError
 from oncurve.models import render, tiny
 from oncurve.models.loading import chat_templates as chat
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
 RENDERED = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
-
-
-class Characters:
-    """A tokenizer of code points, with a BOS it puts nowhere by itself."""
-
-    chat_template = None
-
-    def __init__(self, bos_token_id=None):
-        self.bos_token_id = bos_token_id
-
-    def __call__(self, text, **_):
-        return {"input_ids": [ord(letter) for letter in text]}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +36,7 @@ def test_messages_go_through_the_template_and_end_with_the_opening_of_the_answer
 
 def test_messages_without_a_template_are_refused():
     with pytest.raises(ModelError, match="no chat template"):
-        render(Characters(), MESSAGES)
+        render(words_tokenizer(), MESSAGES)
 
 
 def test_what_the_template_refuses_is_said(qwen):

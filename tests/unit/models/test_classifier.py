@@ -11,19 +11,14 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertForSequenceClassification, LlamaForSequenceClassification
 
 from fakes.classifiers import LONGEST, TRIMMING, byte_tokenizer, classifier, lay_down, lay_down_bert
+from fakes.messages import message_of
 from fakes.tables import table
 from oncurve.base.errors import ModelError
 from oncurve.models import save
 from oncurve.models.classifiers.classifier import Classifier, OverlongError, log_odds
 from oncurve.models.classifiers.load import load_classifier
 
-PAIRS = [
-    ("7*8=", "56"),
-    ("Mia has 7 bags of 8 beads", ". She wins 5"),
-    ("", "4"),
-    ("2+2=", ""),
-    ("9-", "8\n=1\n#### 1"),
-]
+PAIRS = table("classifier", "pairs")
 STEPS = [("7*8+31\n", "7*8=56\n56+31=87\n#### 87", (7, 16, 23)), ("2+2\n", "4", (1,)), ("3\n", "1+2\n3", (4, 5))]
 
 
@@ -190,9 +185,7 @@ LABELS = {0: "bad", 1: "fair", 2: "good"}
 
 
 def refusal(folder: Path, head: str = "outcome", **settings: object) -> str:
-    with pytest.raises(ModelError) as caught:
-        load_classifier(str(folder), head, device="cpu", **settings)
-    return str(caught.value)
+    return message_of(ModelError, load_classifier, str(folder), head, device="cpu", **settings)
 
 
 def test_a_label_that_is_needed_or_unknown_is_asked_for_with_the_list(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def named(function, **arguments):
 WEIGHT = torch.nn.Parameter(torch.linspace(-1, 2, 32, dtype=torch.bfloat16), requires_grad=False)
 COMPILED = {
     "norm": (named(rms_norm._normed, weight=WEIGHT, eps=1e-6), lambda n: (torch.randn(1, n, 32),)),
-    "rotation": (elementwise._rotate, lambda n: heads_and_tables(n)),
-    "rotation backward": (elementwise._rotate_back, lambda n: heads_and_tables(n)),
+    "rotation": (elementwise._rotate, heads_and_tables),
+    "rotation backward": (elementwise._rotate_back, heads_and_tables),
     "gate": (elementwise._gate, lambda n: (torch.randn(1, n, 16), torch.randn(1, n, 16))),
     "gate backward": (elementwise._gate_back, lambda n: (*(torch.randn(1, n, 16) for _ in range(3)), True)),
     "gradient of a head, in place": (linear_logprobs._gradient, in_place),
@@ -87,6 +87,15 @@ def doubled(x, times=2):
     return x * times
 
 
+def failing(error):
+    """A compiler whose functions fail."""
+
+    def fail(*args, **kwargs):
+        raise error
+
+    return lambda function, **options: fail
+
+
 def test_on_a_gpu_it_is_compiled_once(monkeypatch):
     made = []
 
@@ -115,13 +124,7 @@ def test_a_sum_is_compiled_for_the_same_sizes_whatever_comes_first(monkeypatch):
 
 
 def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(monkeypatch):
-    def compiler(function, **options):
-        def fail(*args, **kwargs):
-            raise RuntimeError("no compiler\nanywhere")
-
-        return fail
-
-    monkeypatch.setattr(module.torch, "compile", compiler)
+    monkeypatch.setattr(module.torch, "compile", failing(RuntimeError("no compiler\nanywhere")))
     function, given = compiled(doubled), torch.ones(1).as_subclass(OnCuda)
     with pytest.warns(UserWarning, match="doubled could not be compiled and runs uncompiled: no compiler$"):
         assert float(function(given)) == 2
@@ -129,12 +132,6 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(monkeypatch):
 
 
 def test_no_memory_is_not_taken_for_no_compiler(monkeypatch):
-    def compiler(function, **options):
-        def fail(*args, **kwargs):
-            raise torch.OutOfMemoryError("too much")
-
-        return fail
-
-    monkeypatch.setattr(module.torch, "compile", compiler)
+    monkeypatch.setattr(module.torch, "compile", failing(torch.OutOfMemoryError("too much")))
     with pytest.raises(torch.OutOfMemoryError):
         compiled(doubled)(torch.ones(1).as_subclass(OnCuda))

@@ -29,10 +29,7 @@ def hidden_of(module, context):
     body = module.get_decoder()
     with switched(body.config):
         outputs = body(
-            input_ids=context.ids[None],
-            position_ids=context.positions[None],
-            use_cache=False,
-            oncurve_context=context,
+            input_ids=context.ids[None], position_ids=context.positions[None], use_cache=False, oncurve_context=context
         )
     return context.predicting(outputs[0][0])
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from fakes.architectures import architecture
 from fakes.classifiers import byte_tokenizer, lay_down
+from fakes.tables import table
 from oncurve.base.errors import ModelError
 from oncurve.forecast.unloaded import read_model_config
 from oncurve.models import ModelConfig, save
@@ -21,21 +22,7 @@ from oncurve.models.classifiers.load import load_classifier
 from oncurve.models.loading.checks import load_tokenizer
 
 KERNEL = "somebody/kernel"
-SAYINGS = {
-    "an attention": {"_attn_implementation": KERNEL},
-    "an attention by its public name": {"attn_implementation": KERNEL},
-    "an attention by its private name": {"_attn_implementation_internal": KERNEL},
-    "an attention of each part": {"attn_implementation": {"": KERNEL, "text_config": KERNEL}},
-    "flash attention, which may be a kernel of the hub": {"_attn_implementation": "flash_attention_2"},
-    "an implementation of experts": {"experts_implementation": KERNEL},
-    "one by its private name": {"_experts_implementation": KERNEL},
-    "kernels for its layers": {"use_kernels": True, "kernel_config": {"RMSNorm": KERNEL}},
-    "fused parts": {"fusion_config": {"attention": {"kernel": KERNEL}}},
-    "several machines": {"distributed_config": {"tp_plan": "auto"}},
-    "another repository": {"_name_or_path": KERNEL, "_commit_hash": "0" * 40},
-    "code elsewhere for a known architecture": {"auto_map": {"AutoModelForCausalLM": f"{KERNEL}--m.M"}},
-    "pickled weights": {"transformers_weights": "pytorch_model.bin"},
-}
+SAYINGS = table("hostile_configs", "sayings")
 
 
 def amend(folder: Path, said: dict[str, object], file: str = "config.json") -> Path:

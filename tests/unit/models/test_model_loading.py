@@ -12,11 +12,12 @@ import torch
 from huggingface_hub import constants
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from fakes.architectures import UNIFORM, VOCABULARY, architecture
+from fakes.architectures import UNIFORM, architecture
+from fakes.project import words_tokenizer
+from fakes.tables import table
 from oncurve.base.errors import ModelError
 from oncurve.forecast.unloaded import read_model_config
 from oncurve.models import ModelConfig, TransformersModel, save, tiny
@@ -25,17 +26,10 @@ from oncurve.models.loading.precision import resolved
 from oncurve.models.loading.weights import loaded_from
 
 
-def tokenizer_of(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
-    words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{index}": index for index in range(3, size)}
-    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
-
-
 @pytest.fixture
 def folder(tmp_path):
     path = tmp_path / "model"
-    save(architecture("llama"), tokenizer_of(), path)
+    save(architecture("llama"), words_tokenizer(), path)
     return path
 
 
@@ -73,7 +67,7 @@ def test_a_directory_loads_on_the_fast_path_without_the_network(folder, no_netwo
 )
 def test_weights_for_a_learner_come_in_the_narrowest_form_without_loss(tmp_path, computes_in, stored, loaded):
     module = architecture("qwen3")
-    save(module, tokenizer_of(), tmp_path / "out", dtype=stored)
+    save(module, words_tokenizer(), tmp_path / "out", dtype=stored)
     config = tmp_path / "out" / "config.json"
     config.write_text(config.read_text().replace(str(stored).removeprefix("torch."), "bfloat16"))  # the files decide
     got = ModelConfig(path=str(tmp_path / "out"), dtype=computes_in).build(masters=True).model.module
@@ -83,8 +77,6 @@ def test_weights_for_a_learner_come_in_the_narrowest_form_without_loss(tmp_path,
 
 
 def test_loads_at_once_in_one_process_find_all_weights_and_leave_the_settings_of_transformers(folder):
-    from huggingface_hub import constants
-
     def said() -> tuple:
         bars, conversion = logging.is_progress_bar_enabled(), os.environ.get("DISABLE_SAFETENSORS_CONVERSION")
         return logging.get_verbosity(), bars, conversion, constants.HF_HUB_OFFLINE
@@ -95,11 +87,6 @@ def test_loads_at_once_in_one_process_find_all_weights_and_leave_the_settings_of
     states = [each.model.module.state_dict() for each in loaded]
     assert all(torch.equal(state[name], states[0][name]) for state in states for name in states[0])
     assert said() == before
-
-
-def broken(folder, change):
-    change(folder)
-    return str(folder)
 
 
 def without_weights(folder):
@@ -121,15 +108,15 @@ def half_the_weights(folder):
     save_file({k: v for k, v in tensors.items() if "layers.1" not in k}, folder / "model.safetensors", {"format": "pt"})
 
 
-def another_shape(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 70}))
+def saying(**said):
+    def change(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | said))
+
+    return change
 
 
-def code_of_its_own(folder):
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "something_new", "auto_map": {"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}}
-    (folder / "config.json").write_text(json.dumps(config))
+CODE = {"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}
 
 
 @pytest.mark.parametrize(
@@ -141,22 +128,23 @@ def code_of_its_own(folder):
         (pickled, r"only pickled weights \(pytorch_model.bin\)"),
         (without_tokenizer, "no tokenizer"),
         (half_the_weights, "the weights lack model.layers.1"),
-        (another_shape, "model cannot be loaded|the weights lack"),
-        (code_of_its_own, "trust_remote_code=true"),
+        (saying(vocab_size=70), "model cannot be loaded|the weights lack"),
+        (saying(model_type="something_new", auto_map=CODE), "trust_remote_code=true"),
         (lambda folder: (folder / "config.json").write_text("{"), "model cannot be loaded"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "model cannot be loaded"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused_with_the_reason(folder, change, message):
+    change(folder)
     with pytest.raises(ModelError, match=message):
-        ModelConfig(path=broken(folder, change)).build()
+        ModelConfig(path=str(folder)).build()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 def test_what_was_saved_loads_in_transformers_as_it_is(tmp_path, name, dtype):
     module = architecture(name)
-    save(module, tokenizer_of(), tmp_path / "out", dtype=dtype)
+    save(module, words_tokenizer(), tmp_path / "out", dtype=dtype)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         assert file.metadata()["format"] == "pt"  # transformers before 5 refuses weights that do not say so
@@ -212,15 +200,7 @@ def with_features(monkeypatch: pytest.MonkeyPatch, *features: str) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
 
 
-@pytest.mark.parametrize(
-    ("features", "dtype", "why"),
-    [
-        (("amx_bf16", "avx512_bf16"), "bfloat16", "AMX"),
-        (("avx512_bf16",), "bfloat16", "AVX-512 BF16"),
-        (("bf16",), "bfloat16", "NEON BF16"),
-        (("avx2", "avx512_f", "amx_int8"), "float32", "no bfloat16 products"),
-    ],
-)
+@pytest.mark.parametrize(("features", "dtype", "why"), table("model_loading", "processors"))
 def test_auto_is_bfloat16_where_the_processor_multiplies_it(monkeypatch, features, dtype, why):
     with_features(monkeypatch, *features)
     got, reason = resolved("auto", CPU)

@@ -5,24 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    CohereConfig,
-    CohereForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaModel,
-    RwkvConfig,
-    RwkvForCausalLM,
-)
+from transformers import LlamaModel
 
-from fakes.architectures import ARCHITECTURES, ROWS, SHAPE, VOCABULARY, architecture, gradients, relative, seeded
+from fakes.architectures import ARCHITECTURES, ROWS, VOCABULARY, architecture, gradients, relative
 from fakes.recorder import record
+from fakes.shrunk import shrunk
 from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import ModelError
 from oncurve.models import GenericModel, TransformersModel, wrap
@@ -32,30 +19,13 @@ from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.decode.prefill import prefill
 from oracles.plain_forward import next_logits, plain_logits
 
-_SHAPE = SHAPE | {"head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-
 REFUSED = {
-    "a final soft cap": (lambda: Gemma2ForCausalLM(Gemma2Config(**_SHAPE)), "soft cap"),
-    "a soft cap in attention alone": (
-        lambda: Gemma2ForCausalLM(Gemma2Config(**_SHAPE, final_logit_softcapping=None)),
-        "soft cap",
-    ),
-    "attention sinks": (
-        lambda: GptOssForCausalLM(GptOssConfig(**_SHAPE, num_local_experts=2, num_experts_per_tok=1)),
-        "s_aux",
-    ),
-    "scaled logits (cohere)": (
-        lambda: CohereForCausalLM(CohereConfig(**{k: v for k, v in _SHAPE.items() if k != "head_dim"})),
-        "logits differ",
-    ),
-    "scaled logits (granite)": (
-        lambda: GraniteForCausalLM(GraniteConfig(**_SHAPE, logits_scaling=8.0)),
-        "logits differ",
-    ),
-    "attention of its own": (
-        lambda: BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4)),
-        "AttentionInterface",
-    ),
+    "a final soft cap": ("gemma2", {}, "soft cap"),
+    "a soft cap in attention alone": ("gemma2", {"final_logit_softcapping": None}, "soft cap"),
+    "attention sinks": ("gpt_oss", {}, "s_aux"),
+    "scaled logits (cohere)": ("cohere", {}, "logits differ"),
+    "scaled logits (granite)": ("granite", {"logits_scaling": 8.0}, "logits differ"),
+    "attention of its own": ("bloom", {}, "AttentionInterface"),
 }
 
 
@@ -68,9 +38,9 @@ def test_the_promised_shapes_take_the_fast_path(name, dtype):
     assert model.path_reason.startswith("fast path")
 
 
-@pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_the_fast_path_would_compute_wrongly_goes_the_generic_path_and_says_why(make, reason):
-    model = wrap(seeded(make).eval())
+@pytest.mark.parametrize(("kind", "settings", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_the_fast_path_would_compute_wrongly_goes_the_generic_path_and_says_why(kind, settings, reason):
+    model = wrap(shrunk(kind, **settings))
     assert isinstance(model, GenericModel)
     assert not model.fast
     assert model.path_reason.startswith("generic path")
@@ -145,8 +115,7 @@ def test_a_backward_that_fails_in_the_precision_of_the_run_alone_is_found():
 
 
 def test_a_network_with_a_state_of_its_own_is_told_to_keep_none():
-    config = RwkvConfig(vocab_size=61, hidden_size=32, attention_hidden_size=32, num_hidden_layers=2, context_length=64)
-    model = wrap(seeded(lambda: RwkvForCausalLM(config)))
+    model = wrap(shrunk("rwkv"))
     rows = (torch.tensor([0, 0]), torch.arange(8).view(2, 4), torch.tensor([4, 3]))
     hidden = model.completion_hidden([torch.tensor([3, 4, 5])], *rows)
     assert all(

@@ -2,31 +2,10 @@
 
 import pytest
 import torch
-from transformers import (
-    BioGptConfig,
-    BioGptForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTBigCodeConfig,
-    GPTBigCodeForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PhimoeConfig,
-    PhimoeForCausalLM,
-    RobertaConfig,
-    RobertaForCausalLM,
-    WhisperConfig,
-    WhisperForCausalLM,
-)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fakes.architectures import SHAPE
+from fakes.shrunk import of_kind, shrunk
 from oncurve.base.errors import DataError, ModelError
 from oncurve.models import LocalWeights, wrap
 from oncurve.models.layers.lengths import positions_of
@@ -57,41 +36,23 @@ ROPES = {
     "proportional": {"rope_type": "proportional", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
     "longrope": _LONG,
 }
+_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "experts_implementation": "eager"}  # others: no float64
+_LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 16, "sliding_window": 12}
+_BY_LAYER = {"sliding_attention": ROPES["default"], "full_attention": _LONG}
 MODELS = {
-    **{
-        name: (lambda rope=rope: LlamaForCausalLM(LlamaConfig(**_SHAPE, rope_parameters=rope)))
-        for name, rope in ROPES.items()
-    },
-    "longrope of a part of a head": lambda: Phi3ForCausalLM(
-        Phi3Config(**_SHAPE, original_max_position_embeddings=ORIGINAL, rope_parameters=_HALF_LONG)
-    ),
-    "longrope with two scales (phimoe)": lambda: PhimoeForCausalLM(
-        PhimoeConfig(
-            **_SHAPE,
-            num_local_experts=2,
-            num_experts_per_tok=1,
-            experts_implementation="eager",  # the others take no float64
-            rope_parameters={**_LONG, "short_mscale": 1.0, "long_mscale": 1.5},
-        )
-    ),
-    "longrope of some layers (gemma3)": lambda: Gemma3ForCausalLM(
-        Gemma3TextConfig(
-            **_SHAPE,
-            head_dim=16,
-            sliding_window=12,
-            layer_types=["sliding_attention", "full_attention"],
-            rope_parameters={"sliding_attention": ROPES["default"], "full_attention": _LONG},
-        )
-    ),
+    **{name: {"kind": "llama", "rope_parameters": rope} for name, rope in ROPES.items()},
+    "longrope of a part of a head": {"kind": "phi3", "original_max_position_embeddings": ORIGINAL}
+    | {"rope_parameters": _HALF_LONG},
+    "longrope with two scales (phimoe)": {"kind": "phimoe", **_EXPERTS}
+    | {"rope_parameters": {**_LONG, "short_mscale": 1.0, "long_mscale": 1.5}},
+    "longrope of some layers (gemma3)": {"kind": "gemma3_text", **_LAYERS, "rope_parameters": _BY_LAYER},
 }
 GROWING = [name for name in MODELS if name.startswith("longrope")]
 PATHS = pytest.mark.parametrize("path", ["auto", "generic"])
 
 
 def module_of(name):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        module = MODELS[name]().double().eval()
+    module = of_kind(**_SHAPE, **MODELS[name]).double()
     try:
         for _ in range(2):
             module(torch.zeros(1, 64, dtype=torch.int64))
@@ -167,33 +128,18 @@ def test_a_row_beyond_what_the_run_has_said_is_refused(path):
 
 LEARNED_POSITIONS, NAMED_VOCABULARY = 24, 61
 _NAMED = {"vocab_size": NAMED_VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-_SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-_GPT = {"n_positions": LEARNED_POSITIONS, "n_embd": 32, "n_layer": 2, "n_head": 4}
-_SPEECH = {
-    side + key: size
-    for side in ("encoder_", "decoder_")
-    for key, size in {"layers": 2, "attention_heads": 4, "ffn_dim": 48}.items()
-}
+_MOST = {"max_position_embeddings": LEARNED_POSITIONS}
 LEARNED = {
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_NAMED, **_GPT)),
-    "gpt_bigcode": lambda: GPTBigCodeForCausalLM(GPTBigCodeConfig(**_NAMED, **_GPT)),
-    "opt": lambda: OPTForCausalLM(
-        OPTConfig(**_NAMED, **_SIZES, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=LEARNED_POSITIONS)
-    ),
-    "biogpt": lambda: BioGptForCausalLM(BioGptConfig(**_NAMED, **_SIZES, max_position_embeddings=LEARNED_POSITIONS)),
-    "roberta, whose table begins after a padding index": lambda: RobertaForCausalLM(
-        RobertaConfig(**_NAMED, **_SIZES, is_decoder=True, max_position_embeddings=LEARNED_POSITIONS + 1)
-    ),
-    "whisper, which counts target positions": lambda: WhisperForCausalLM(
-        WhisperConfig(**_NAMED, **_SPEECH, d_model=32, max_target_positions=LEARNED_POSITIONS, decoder_start_token_id=1)
-    ),
+    "gpt2": {"n_positions": LEARNED_POSITIONS},
+    "gpt_bigcode": {"n_positions": LEARNED_POSITIONS},
+    "opt": _MOST,
+    "biogpt": _MOST,
+    "roberta": {
+        "is_decoder": True,
+        "max_position_embeddings": LEARNED_POSITIONS + 1,
+    },  # it begins after a padding index
+    "whisper": {"max_target_positions": LEARNED_POSITIONS, "decoder_start_token_id": 1},
 }
-
-
-def learned(name):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return LEARNED[name]().eval()
 
 
 def engine_of(model, new_tokens):
@@ -209,7 +155,7 @@ def prompt_of(length):
 @PATHS
 @pytest.mark.parametrize("name", LEARNED)
 def test_the_last_row_that_fits_is_sampled_and_scored_and_the_next_one_refused(name, path):
-    model = wrap(learned(name), path)
+    model = wrap(shrunk(name, **_NAMED, **LEARNED[name]), path)
     assert (positions_of(model.module), model.longest_row) == (LEARNED_POSITIONS, LEARNED_POSITIONS + 1)
     for new_tokens in (LEARNED_POSITIONS, 1, 10):
         prompt = prompt_of(LEARNED_POSITIONS + 1 - new_tokens)

@@ -37,16 +37,6 @@ def test_text_comes_back_exactly(tokenizer):
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
 
 
-@pytest.fixture
-def one_thread():
-    """Two threads that wait for each other on a busy machine take fifty times as long as one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_greedily_it_solves_a_fifth_to_two_fifths_of_held_out_problems(model, tokenizer):
     asked = problems("test", 256)
     inputs = tokenizer([item.prompt for item in asked], return_tensors="pt", padding=True, padding_side="left")

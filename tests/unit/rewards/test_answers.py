@@ -23,13 +23,7 @@ def value_in(text: str, unmarked: bool = True) -> Fraction | None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *table("answers", "the_final_answer"),
-        ("EXTRA: 3", None),
-        ("a number 42", None),
-        ("", None),
-    ],
+    ("text", "expected"), [*table("answers", "the_final_answer"), ("EXTRA: 3", None), ("a number 42", None), ("", None)]
 )
 def test_the_final_answer(text: str, expected: str | None) -> None:
     assert final_answer(text) == expected
@@ -39,14 +33,7 @@ def test_the_final_answer(text: str, expected: str | None) -> None:
     ("text", "expected"),
     [
         *table("answers", "the_number_of_an_answer"),
-        (r"\boxed{\$1{,}234.50}", Fraction("1234.5")),
-        (r"\boxed{\frac{3}{4}}", Fraction(3, 4)),
-        (r"\boxed{-\dfrac{3}{4}}", Fraction(-3, 4)),
-        (r"\boxed{\frac{-3}{4}}", Fraction(-3, 4)),
-        ("#### 3/4", Fraction(3, 4)),
-        ("it is 3/4.", Fraction(3, 4)),
-        ("#### .5", Fraction(1, 2)),
-        ("#### 2.5e-1", Fraction(1, 4)),
+        *table("answers", "the_fraction_of_an_answer"),
         ("5/0", None),
         ("#### five", None),
         ("", None),
@@ -54,8 +41,8 @@ def test_the_final_answer(text: str, expected: str | None) -> None:
         ("9" * 10_000, None),
     ],
 )
-def test_the_number_of_an_answer(text: str, expected: int | Fraction | None) -> None:
-    assert value_in(text) == expected
+def test_the_number_of_an_answer(text: str, expected: int | str | None) -> None:
+    assert value_in(text) == (None if expected is None else Fraction(expected))
 
 
 def test_without_a_mark_the_last_number_counts_only_when_asked() -> None:
@@ -141,13 +128,7 @@ def phrased(draw: st.DrawFn) -> tuple[str, Fraction]:
     return f"{before}{marker}{words}{form}{unit}{end}", value
 
 
-PHRASES = {
-    "Final Answer: The final answer is 7.78.": "7.78",
-    "Answer: She has 5 apples left.": "5",
-    "#### The answer is 12": "12",
-    "Answer: about 5": "5",
-    "So the final answer is therefore 5.": "5",
-}
+PHRASES = table("answers", "phrases")
 
 
 def known_phrases(test: Test) -> Test:
@@ -157,7 +138,7 @@ def known_phrases(test: Test) -> Test:
     return test
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(phrased(), st.integers(1, 10**6))
 @known_phrases
 def test_numeric_reads_the_number_however_it_is_phrased(case: tuple[str, Fraction], other: int) -> None:
@@ -181,37 +162,15 @@ def test_math_reads_the_number_however_it_is_phrased(case: tuple[str, Fraction],
     assert checker().check(text, str(value + other)) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *table("answers", "math_and_numeric_agree"),
-        (r"\boxed{50\%}", Fraction(1, 2)),
-        ("#### 50 percent", Fraction(1, 2)),
-        *(
-            (f"Answer: {form}", 45)
-            for form in ("45€", "45 €", "£45", "¥ 45", "45°", "45 °C", "４５", "\u200b45", "45 ✅")
-        ),
-        *((f"The answer is {form}.", 45) for form in ("“45”", "`45`", "«45»", "'45'", "USD 45", "EUR 45.00")),
-        *((rf"\boxed{{{form}}}", 45) for form in ("45€", "45°", "４５")),
-        *((f"#### {form} cups", Fraction(5, 2)) for form in ("2½", "2 ½", "5⁄2", "2½ or so")),
-        ("Answer: ¾", Fraction(3, 4)),
-    ],
-)
-def test_math_and_numeric_agree(text: str, expected: int | Fraction | str) -> None:
+@pytest.mark.parametrize(("text", "expected"), table("answers", "math_and_numeric_agree"))
+def test_math_and_numeric_agree(text: str, expected: int | str) -> None:
     assert Numeric()(text, str(expected)) == 1.0
     assert checker().check(text, str(expected)) == 1.0
     for wrong in (Fraction(7, 2), 3, 99):
         assert Numeric()(text, str(wrong)) == checker().check(text, str(wrong)) == 0.0
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("12.34.56", "2024-01-15", "15/01/2024", "15.01.2024", "15-01-2024", "192.168.0.1", "v1.2.3", "1.2.3", "v2.0"),
-        *("0x1F", "10:30", r"\sqrt{2}", "2^3", r"\frac{x}{2}", r"3\pi", "1/2/3", "1.000.000", "-1.2.3", "$1.2.3"),
-        *("5²", "5³", "√2", "x^2", "cm^{2}", "x_1", "x_{12}", "f(x)^2"),
-    ],
-)
+@pytest.mark.parametrize("text", table("answers", "no_number_with_digits"))
 def test_what_holds_digits_and_is_no_number(text: str) -> None:
     assert value_of(text) is None
     assert value_of(f"#### {text}") is None
@@ -220,16 +179,7 @@ def test_what_holds_digits_and_is_no_number(text: str) -> None:
     assert Numeric()("#### 12", text) is None
 
 
-PIECES = [
-    *(" ", "\t", "\n", "\xa0", "\u3000", "{", "}", "{}", "\\", "\\{", "$", "#", "####", "#### "),
-    *("#### 1\n", "\u0663", "\\boxed{", "\\boxed ", "\\boxed{1}", "\\boxed{\\frac{", "\\frac", "\\frac "),
-    *("\\frac{", "\\frac{1}", "\\frac{1}{", "1", "1,", "111,", "1 ", "1 000 ", "000 ", "1.", ".", "1/"),
-    *("/", "1-", "-", "\u2212", "1e", "1^", "1:", "0x", "v1.", "1'", "A:", "\nA: ", "Answer:", "Answer: "),
-    *("Answer:\n", "answer is ", "answer ", "minus ", "1 million ", "10^", "10^{", "\\sqrt", "\\sqrt{"),
-    *("\\sqrt[", "\\text{", "a", "a ", "a'", "ab ", "word ", "words'", "=", "1 = ", "%", "1% ", "(", "(["),
-    *("\u221a", "\U0001d7d9", "\u0663 ", "\xe9", "</think>", "x10^", " x 10^5", "1+1=2\n", "1+", "\\ "),
-    *("~", "1\\ ", ",\\!", "_", "*", "**"),
-]
+PIECES = table("answers", "pieces")
 QUESTION = problem("train", 0).question
 CHECKERS: dict[str, Callable[[str], object]] = {
     "numeric": lambda text: Numeric()(text, "1"),
@@ -243,7 +193,7 @@ CHECKERS: dict[str, Callable[[str], object]] = {
     "lines": lines,
     "paragraphs": splitter_of(r"/\n\n+/"),
 }
-SHORT, TIMES = 512, 32
+SHORT, TIMES = 256, 32
 SLOWER = 8  # than linear, for caches and the noise of the machine; quadratic would be TIMES
 
 

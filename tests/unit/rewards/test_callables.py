@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fakes.scoring import group, rewards_of
+from fakes.tables import table
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.base.imports import locate
 from oncurve.rewards import RewardSet, path_of
@@ -84,12 +85,7 @@ def test_a_worker_imports_what_it_serves_alone(user_file: Path) -> None:
 
 
 def test_a_row_without_what_a_function_needs_is_named_before_the_run(user_file: Path) -> None:
-    cases = {
-        "columns": (["question", "answers"], r"'answer', .*are: answers, question; .*did you mean 'answers'\?"),
-        "mistaken": (["answer"], r"'text'.*always offered: completion, prompt, completion_ids"),
-        "compute_score": (["question"], r"'reward_model' or 'ground_truth' or 'answer'"),
-        "trl": (["question"], r"'answer'.*always offered: prompts, completions"),
-    }
+    cases = table("callables", "needed")
     whole = dict.fromkeys(("answer", "text", "question"), "1")
     for name, (columns, words) in cases.items():
         with RewardSet.build([{"path": f"mine.py:{name}", "processes": 1}], base=user_file.parent) as rewards:
@@ -103,16 +99,7 @@ def test_a_row_without_what_a_function_needs_is_named_before_the_run(user_file: 
                     rewards.check_rows([{"reward_model": {"style": "rule"}}], str)
 
 
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("mine.py:colums", "reward colums: .*did you mean 'columns'"),
-        ("none.py:f", "there is no file"),
-        ("mine.py:positional", "parameter completion cannot be given by name"),
-        ("no_such_module:f", "there is no module"),
-        ("mine.py", "'mine.py' names no function; write 'mine.py:name'"),
-    ],
-)
+@pytest.mark.parametrize(("path", "words"), table("callables", "refused"))
 def test_a_function_that_cannot_be_used_is_refused_before_the_run(user_file: Path, path: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         RewardSet.build([{"path": path, "processes": 1}], base=user_file.parent)
@@ -166,14 +153,7 @@ def test_functions_get_their_keyword_arguments(user_file: Path, name: str) -> No
             assert rewards_of(scored) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "kwargs", "error"),
-    [
-        ("short", {"limit": 1, "unt": 2.0}, r"reward short: kwargs: it takes no 'unt'; did you mean 'unit'\?"),
-        ("short", {"completion": "x"}, r"reward short: kwargs: 'completion' is what is to be rewarded"),
-        ("compute_score", {"solution_str": "x"}, r"kwargs: 'solution_str' is what is to be rewarded"),
-    ],
-)
+@pytest.mark.parametrize(("name", "kwargs", "error"), table("callables", "refused_arguments"))
 def test_keyword_arguments_that_a_function_does_not_take_are_refused(
     user_file: Path, name: str, kwargs: Any, error: str
 ) -> None:

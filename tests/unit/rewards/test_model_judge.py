@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.chat_server import ChatServer, Says
+from fakes.messages import message_of
 from fakes.scoring import faults_of, group, rewards_of
 from fakes.tables import table
 from oncurve.base.errors import ConfigError, RewardError
@@ -61,9 +62,7 @@ def test_each_completion_gets_the_score_that_the_model_gives(server: ChatServer,
     assert body["messages"][0] == {"role": "system", "content": "Be strict."}
 
 
-READ = table("model_judge", "read") | {
-    "[" * 5000: "the answer is no JSON",
-}
+READ = table("model_judge", "read") | {"[" * 5000: "the answer is no JSON"}
 
 
 @pytest.mark.parametrize("text", READ, ids=lambda text: text[:20])
@@ -192,7 +191,6 @@ def test_the_key_is_sent_and_stands_nowhere(
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        RewardSet.build([scorer_at("http://localhost:1/v1") | settings])
-    assert said in str(caught.value)
-    assert "secret" not in str(caught.value)
+    message = message_of(ConfigError, RewardSet.build, [scorer_at("http://localhost:1/v1") | settings])
+    assert said in message
+    assert "secret" not in message

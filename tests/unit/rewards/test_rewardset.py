@@ -247,13 +247,8 @@ def steps_of(score: Score) -> list[tuple[int, float]]:
 @pytest.mark.parametrize(
     ("name", "reward", "steps"),
     [
-        ("by_split", 0.5, [(3, 3.0), (7, 3.0), (12, 5.0)]),
-        ("own", 2.0, [(1, 1.0), (12, 3.0)]),
+        *table("rewardset", "steps_by_signature"),
         ("given", 1 / 3, [(3, 0.0), (7, 1.0), (12, 0.0)]),
-        ("given_all", 1.0, [(3, 1.0), (7, 1.0), (12, 1.0)]),
-        ("compute_score", 0.25, [(3, 0.0), (7, 1.0), (12, 0.0)]),
-        ("trl", 1.0, [(3, 1.0), (7, 1.0), (12, 1.0)]),
-        ("by_ids", 2.0, [(3, 1.0), (12, 3.0)]),
         ("by_answer", 1 / 3, [(3, 0.0), (7, 1.0), (12, 0.0)]),
     ],
 )
@@ -261,7 +256,7 @@ def test_every_signature_may_score_steps(mine: Path, name: str, reward: float, s
     (score,) = scored([{"path": f"mine.py:{name}"}], [group(TEXT, columns={"answer": "two"})], mine)
     assert score.fault is None
     assert score.reward == pytest.approx(reward)
-    assert steps_of(score) == steps
+    assert steps_of(score) == list(map(tuple, steps))
 
 
 def test_components_add_up_where_they_score_the_same_step_and_a_whole_counts_at_the_end() -> None:

@@ -12,20 +12,20 @@ from oncurve.models.generic import GenericModel
 from oncurve.models.network import TransformersModel
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Group, Prompt
+from oracles.plain_forward import row_logits
 
 PATHS = {"generic": GenericModel, "fast": TransformersModel}
 
 
 def teacher_forced(module: torch.nn.Module, group: Group, temperature: float) -> list[torch.Tensor]:
     """log softmax(logits / temperature) of each completion's tokens, by a plain forward of one row at a time."""
-    rows = []
-    for completion in group.completions:
-        ids = torch.tensor([*group.prompt.ids, *completion.ids])
-        with torch.no_grad():
-            logits = module(ids[None]).logits[0, len(group.prompt.ids) - 1 : -1]
-        logprobs = torch.log_softmax(logits / temperature, dim=-1)
-        rows.append(logprobs.gather(1, ids[len(group.prompt.ids) :, None]).squeeze(1))
-    return rows
+    rows = [torch.tensor(completion.ids) for completion in group.completions]
+    with torch.no_grad():
+        logits = [row_logits(module, torch.tensor(group.prompt.ids), ids) for ids in rows]
+    return [
+        torch.log_softmax(at / temperature, dim=-1).gather(1, ids[:, None]).squeeze(1)
+        for at, ids in zip(logits, rows, strict=True)
+    ]
 
 
 def rollout(model: CausalModel, prompts: list[Prompt], sampling: Sampling, tokenizer=None, eos_ids=(2,)) -> list[Group]:

@@ -24,16 +24,7 @@ from oncurve.run.continuing import changes_between, check_changes, worth_saying
 from oncurve.run.directory import listing
 
 
-@pytest.mark.parametrize(
-    ("given", "table"),
-    [
-        ("math", {"kind": "math"}),
-        ("mine.py:reward", {"kind": "python", "path": "mine.py:reward"}),
-        ("some-lab/reward-model", {"kind": "model", "path": "some-lab/reward-model"}),
-        ("nonesuch", {"kind": "nonesuch"}),
-        ({"kind": "task", "weight": 0.5}, {"kind": "task", "weight": 0.5}),
-    ],
-)
+@pytest.mark.parametrize(("given", "table"), table("naming", "rewards_by_name"))
 def test_a_reward_by_its_name(given: Any, table: dict[str, Any]) -> None:
     assert _reward_table(given) == table
 
@@ -102,10 +93,7 @@ def config(model: str, name: str | None = None) -> RunConfig:
 
 @pytest.mark.parametrize(
     ("recipe", "model", "name"),
-    [
-        *table("naming", "a_run_has_the_names_of_recipe_and_model"),
-        ("a" * 200, "m", "a" * 80),
-    ],
+    [*table("naming", "a_run_has_the_names_of_recipe_and_model"), ("a" * 200, "m", "a" * 80)],
 )
 def test_a_run_has_the_names_of_recipe_and_model(recipe: str, model: str, name: str) -> None:
     assert run_name(recipe, config(model)) == name

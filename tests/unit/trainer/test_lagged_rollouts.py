@@ -12,14 +12,7 @@ from fakes.killed_runs import TIMES, raw
 from fakes.loops import make_loop
 from oncurve.base.errors import RewardError
 from oncurve.rollout import InProcessEngine
-from oncurve.trainer import (
-    Checkpoints,
-    DynamicSampling,
-    HeldOut,
-    Recorder,
-    StepResult,
-    Trainer,
-)
+from oncurve.trainer import Checkpoints, DynamicSampling, HeldOut, Recorder, StepResult, Trainer
 from oracles.plain_lag import PlainLag
 
 STEPS = 8
@@ -56,12 +49,7 @@ def same(first: list[StepResult], second: list[StepResult]) -> None:
     assert [numbers(each) for each in first] == [numbers(each) for each in second]
 
 
-SETTINGS = [
-    {},
-    {"config": {"ppo_epochs": 2}},
-    {"dynamic": DynamicSampling(20, None)},
-    {"top_p": 0.8},
-]
+SETTINGS = [{}, {"config": {"ppo_epochs": 2}}, {"dynamic": DynamicSampling(20, None)}, {"top_p": 0.8}]
 
 
 @pytest.mark.parametrize("lag", [1, 2])

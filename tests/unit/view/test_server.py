@@ -54,14 +54,7 @@ def test_every_route_refuses_another_host_and_another_origin_and_data_without_th
     good = 404 if route == "/nothing" else 200
     assert status() == status(origin="http://127.0.0.1:8765") == status(sec_fetch_site="same-origin") == good
     assert status(host="localhost:9000") == status(host="[::1]:9000") == good
-    for host in (
-        "evil.example",
-        "127.0.0.1.evil.example",
-        "evil.example:8765",
-        "127.0.0.1@evil.example",
-        "0.0.0.0",
-        "",
-    ):
+    for host in table("server", "other_hosts"):
         assert status(host=host) == 403, host
     for origin in ("https://evil.example", "null", "http://127.0.0.1:8766", "http://localhost:8765", "file://"):
         assert status(origin=origin) == 403, origin
@@ -80,14 +73,7 @@ def test_only_runs_that_were_found_have_names(client, name: str) -> None:
 
 
 def test_a_run_that_leads_elsewhere_is_refused(client, site: Path) -> None:
-    for number, name in enumerate(
-        (
-            "metrics.jsonl",
-            "evaluations/step-000003.json.gz",
-            "rollouts/step-000001.jsonl.gz",
-            "rollouts/step-000003.tokens",
-        )
-    ):
+    for number, name in enumerate(table("server", "files_that_may_be_links")):
         run = write_run(site / "runs" / f"b{number}")
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(site / "secret.jsonl")
@@ -103,12 +89,7 @@ def test_a_run_that_leads_elsewhere_is_refused(client, site: Path) -> None:
 
 
 def test_bad_arguments_are_refused_in_words(client) -> None:
-    for arguments in (
-        {},
-        {"run": "a", "step": "x"},
-        {"run": "a", "step": 3, "more": 1},
-        {"run": "a", "step": 3, "sort": "text"},
-    ):
+    for arguments in table("server", "bad_arguments"):
         assert ask(client, "groups", 400, **arguments)["error"]
     ask(client, "group", 404, run="a", step=3, group=9)
     ask(client, "group", 404, run="a", step=1, group=0)
@@ -153,18 +134,7 @@ def test_text_is_found_in_whole_prompts_and_completions_in_parts(client, site: P
     records[3]["completions"][1]["text"] = "a completion with a STRASSE in it"
     records[4]["prompt"]["text"], records[4]["completions"][0]["text"] = "none", "none"
     files.write(5, files.content(records))
-    for text in (
-        "strasse",
-        '"7"\n',
-        "advantage",
-        "REWARD ids",
-        "sample_index",
-        "\u2028",
-        "some 4",
-        "logprobs",
-        "e",
-        "\\",
-    ):
+    for text in table("server", "searched"):
         found, parts = {"searched": 0}, 0
         while found["searched"] < len(texts):
             before, found = found["searched"], ask(client, "groups", run="a", step=5, text=text)
@@ -246,16 +216,7 @@ def test_the_script_has_every_module_and_no_way_for_text_to_become_markup() -> N
     assert own == set(OWN)
     for path in FOLDER.glob("*.mjs"):
         text = path.read_text(encoding="utf-8")
-        for word in (
-            "innerHTML",
-            "outerHTML",
-            "insertAdjacentHTML",
-            "document.write",
-            "eval(",
-            "Function(",
-            "srcdoc",
-            "javascript:",
-        ):
+        for word in table("server", "ways_to_markup"):
             assert word not in text, (path.name, word)
     script = bundle()
     assert "</script" not in script
@@ -330,12 +291,7 @@ def test_settings_are_told_apart_by_their_keys(client, site: Path) -> None:
         '[run]\nsteps = 3\nat = 2020-01-01\n[[rewards]]\nkind = "math"\nlist = [1, 2]\n'
     )
     about = ask(client, "run", run="a")
-    assert about["settings"] == {
-        "run.steps": 3,
-        "run.at": "2020-01-01",
-        "rewards.0.kind": "math",
-        "rewards.0.list": [1, 2],
-    }
+    assert about["settings"] == table("server", "settings")
     assert json.dumps(about["settings"])
 
 

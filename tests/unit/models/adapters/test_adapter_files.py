@@ -136,11 +136,7 @@ def written(folder, change=None, base_name="llama"):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        *table("adapter_files", "no_plain_lora"),
-        ({"peft_type": None}, "type None"),
-    ],
+    ("change", "said"), [*table("adapter_files", "no_plain_lora"), ({"peft_type": None}, "type None")]
 )
 def test_what_is_no_plain_lora_is_refused_by_name(change, said, tmp_path):
     with pytest.raises(ModelError, match=said):
