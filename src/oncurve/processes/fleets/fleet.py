@@ -20,7 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, TrainingError
@@ -28,10 +28,6 @@ from oncurve.parallel import Meeting
 from oncurve.processes.fleets.health import Health, ListeningClock, Order, ProcessEnded, Start
 from oncurve.processes.fleets.serving import pickled
 from oncurve.processes.spawn import in_a_line
-
-if TYPE_CHECKING:
-    from oncurve.processes.fleets.host_fleet import HostSpawner
-    from oncurve.processes.fleets.ray_fleet import RaySpawner
 
 START_SECONDS = 600.0
 """For importing everything and making the object; a fork of it takes milliseconds."""
@@ -57,17 +53,59 @@ class Failed:
     message: str
 
 
-Spawner: TypeAlias = "HostSpawner | RaySpawner"
-"""What starts the processes of a fleet, talks to them, and notices their end. It does not refer to the fleet.
-
-All its methods but `wait` and `put` are called under the fleet's lock, and return at once.
-"""
-
 Event = Replied | Failed | ProcessEnded
 Message = tuple[int, tuple[Any, ...]]
 News = Iterable[Message]
 """Messages of processes, by their numbers: ("beat",), ("up", ...), ("replied", ...), ("failed", ...), and last
 ("ended", cause)."""
+
+
+class Spawner(Protocol):
+    """Starts the processes of a fleet, talks to them, and notices their end. It does not refer to the fleet.
+
+    All but `wait` and `put` is called under the fleet's lock, and returns at once.
+    """
+
+    @property
+    def failure(self) -> str | None:
+        """Return why no process can be started, where none ever was."""
+
+    @property
+    def quarantined(self) -> bool:
+        """Return whether it starts nothing for a while."""
+
+    def soon(self, starting: bool) -> bool:
+        """Return whether to wait for processes, which are `starting` or not."""
+
+    def start(self, process: int, place: int) -> None:
+        """Start a process as soon as that is possible."""
+
+    def queued(self) -> Iterable[int]:
+        """Return the processes that wait for their start."""
+
+    def send(self, process: int, arguments: tuple[Any, ...], data: bytes) -> None:
+        """Send a call with `arguments`, which is pickled in `data`."""
+
+    def kill(self, process: int) -> None:
+        """End a process. News of its end follow."""
+
+    def wait(self, seconds: float) -> Any:
+        """Wait until there may be news; return what `news` needs."""
+
+    def news(self, ready: Any, now: float) -> News:
+        """Return what has come, and has ended."""
+
+    def put(self, pieces: Iterable[memoryview]) -> Any:
+        """Return a handle of these bytes. Raises OSError: there is no room for them."""
+
+    def meeting(self) -> Meeting:
+        """Return a new place where this process and those of the fleet can find each other."""
+
+    def wake(self) -> None:
+        """Make `wait` return: the fleet is about to be closed. Any thread may call it."""
+
+    def close(self) -> None:
+        """End all processes. No other method is called at the same time, or after it."""
 
 
 class Fleet(Closing):
@@ -168,7 +206,7 @@ class Fleet(Closing):
 
         What the processes have said is read before their silence is measured.
         """
-        ready: Any = self._spawner.wait(_TURN_SECONDS)
+        ready = self._spawner.wait(_TURN_SECONDS)
         with self._changed:
             if self._over.is_set():
                 return

@@ -41,7 +41,7 @@ class HostFleet(Fleet):
     def __init__(
         self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0, gpus: Sequence[str] = ()
     ) -> None:
-        super().__init__(HostSpawner(make, silence_seconds, gpus), places, silence_seconds)
+        super().__init__(_HostSpawner(make, silence_seconds, gpus), places, silence_seconds)
 
 
 class _Process:
@@ -77,7 +77,7 @@ class _Process:
             self.handle = None
 
 
-class HostSpawner:
+class _HostSpawner:
     """The nursery, its processes, and the sockets to them. Where the nursery ends it is replaced, as `Health` says."""
 
     def __init__(self, make: Callable[[], Any], silence_seconds: float, gpus: Sequence[str]) -> None:

@@ -58,7 +58,7 @@ class RayFleet(Fleet):
     """
 
     def __init__(self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0, **settings: Any) -> None:
-        super().__init__(RaySpawner(make, **settings), places, silence_seconds)
+        super().__init__(_RaySpawner(make, **settings), places, silence_seconds)
 
 
 @dataclass
@@ -77,7 +77,7 @@ class _Keeper:
     killed_at: float | None = None
 
 
-class RaySpawner:
+class _RaySpawner:
     """The keepers, and what they answer."""
 
     quarantined = False
