@@ -5,8 +5,6 @@ Nothing here reads a token's value: masks come from lengths and from what the sa
 padding is cut to their longest row, and `token_weights` keep the global denominators, so pieces add up to the whole.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

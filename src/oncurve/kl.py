@@ -15,8 +15,6 @@ http://joschu.net/blog/kl-approx.html; k3 in the loss: DeepSeekMath, arXiv:2402.
 All are per token, `(B, T)`, in nats, and 0 where policy and reference agree.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

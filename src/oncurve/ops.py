@@ -4,8 +4,6 @@ All are pure, differentiable unless said otherwise, and compute in float32 at le
 raised to float32, float64 stays float64.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

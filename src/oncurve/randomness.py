@@ -12,8 +12,6 @@ is the 64-bit finaliser of SplitMix64 (Steele, Lea & Flood, "Fast splittable pse
 Covered: statistical quality for sampling and shuffling. Not covered: cryptography; the hash is easy to invert.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -7,8 +7,6 @@ the text from its beginning to the end of the last one.
 This module handles text only, because reward workers, which have no tensors, import it.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence

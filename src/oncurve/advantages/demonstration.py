@@ -5,8 +5,6 @@
 N counts the trained tokens of the whole update. This is supervised fine-tuning (SFT) of a language model.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -10,8 +10,6 @@ Source: on-policy distillation, Agarwal et al., arXiv:2306.13649 (reverse KL on 
 sampled token's log-ratio as a policy gradient's advantage: Thinking Machines Lab, "On-Policy Distillation", 2025.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

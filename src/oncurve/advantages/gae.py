@@ -8,8 +8,6 @@
 advantage are carried through them, as if they were not there. Source: arXiv:1506.02438; PPO, arXiv:1707.06347.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import torch

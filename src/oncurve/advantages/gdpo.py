@@ -11,8 +11,6 @@ rounding keeps constant groups at exactly 0.
 Source: Liu et al., "GDPO: Group reward-Decoupled Normalization Policy Optimization", arXiv:2601.05242.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import torch

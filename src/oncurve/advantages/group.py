@@ -6,8 +6,6 @@ Source: DeepSeekMath, arXiv:2402.03300, section 4.1.2. Without the division: Dr.
 standard deviation of the whole batch: arXiv:2508.08221.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import torch

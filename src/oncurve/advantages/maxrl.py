@@ -10,8 +10,6 @@ advantages have the first G - 1: the gradient of the expected reward (k = 1) at 
 Source: Tajwar et al., arXiv:2602.02710.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from jaxtyping import Bool, Float, Int

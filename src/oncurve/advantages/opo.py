@@ -8,8 +8,6 @@ gradients of different tokens as orthogonal and of one size, so that norm grows 
 Source: Hao et al., "On-Policy RL with Optimal Reward Baseline", arXiv:2505.23585.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor

@@ -10,8 +10,6 @@ Source: Tang et al., "Optimizing Language Models for Inference Time Objectives u
 arXiv:2503.19595, with leave-one-out baselines; divided by the standard deviation as in GRPO.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor

@@ -7,8 +7,6 @@ Source: DeepSeekMath, arXiv:2402.03300, section 4.1.3. Tokens after a completion
 completion, ending at its last token, this is outcome supervision (`group.py`), exactly.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

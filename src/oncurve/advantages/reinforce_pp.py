@@ -9,8 +9,6 @@ mean over *tokens*, so the advantages of a constant group are not exactly 0 wher
 Source: Hu et al., arXiv:2501.03262.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -6,8 +6,6 @@ The baseline does not depend on completion i, so the policy gradient is unbiased
 arXiv:2402.14740; the estimator: Kool et al. 2019.
 """
 
-from __future__ import annotations
-
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 

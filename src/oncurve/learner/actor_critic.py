@@ -5,8 +5,6 @@ ActorCritic         two models, two optimizers: each minibatch updates the criti
 SharedActorCritic   one backbone: the value loss is a part of the policy's, the head has an optimizer of its own
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ runs out; and token statistics of a whole batch, without a gradient.
 Before they are halved, decoding gives back what it keeps from rollout to rollout, now and before every later pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

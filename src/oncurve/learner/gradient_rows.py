@@ -1,7 +1,5 @@
 """Rows with and without gradient: a row without is exactly 0 in the gradient, and is not computed."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from oncurve.batching import select_rows

@@ -6,8 +6,6 @@ values.py        reading values off hidden states
 actor_critic.py  the critic with a network of its own, and policy and critic as one learner
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Protocol
 
 from pydantic import Field

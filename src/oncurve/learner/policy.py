@@ -1,7 +1,5 @@
 """The learner: owns weights and optimizer, turns a minibatch into one update. No algorithm ever edits its heart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The settings that every learner has."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Tensors that seldom change, by the hash of their bytes: stored once next to the checkpoints, or not at all."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Values read off hidden states: V_t of every token before it is written, and one after the last token."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad

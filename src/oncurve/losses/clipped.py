@@ -1,7 +1,5 @@
 """The clipped surrogate of PPO (arXiv:1707.06347, eq. 7), per token."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Self
 
 import torch

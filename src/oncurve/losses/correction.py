@@ -18,8 +18,6 @@ With log w = [.1, .2, -.1, 1.2]: token weights 1.105, 1.221, .905, 3.320; trunca
 (.5, 2) it is 0; sequence 4.055, geometric 1.419.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 

@@ -9,8 +9,6 @@ p is the probability of a sampled token under the policy, p_μ under the sampler
 At p_μ = .4, p = .65: tv .25, kl .12920; at p = .5: tv .1, kl .02014.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import torch

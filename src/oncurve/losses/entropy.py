@@ -1,7 +1,5 @@
 """The entropy bonus, and the control of its coefficient (MAGIC, Skywork-OR1, arXiv:2505.22312)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """GMPO: the geometric mean of token ratios that are clipped one by one, in log space (arXiv:2507.20673)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """The kinds of objectives, corrections and aggregations, by their names in a configuration."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator

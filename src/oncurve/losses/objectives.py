@@ -5,8 +5,6 @@ Losses are 0, with gradient 0, where `loss_mask` is False, whatever stands there
 alive.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The policy gradient: without a ratio, and with a clipped importance weight."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

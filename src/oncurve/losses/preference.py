@@ -5,8 +5,6 @@ of Touvron et al., arXiv:2307.09288, eq. 2; rewards centred at 0 as in Eisenstei
 steps: Lightman et al., arXiv:2305.20050, with soft labels Wang et al., arXiv:2312.08935, eq. 4.
 """
 
-from __future__ import annotations
-
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid

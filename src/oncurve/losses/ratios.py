@@ -1,7 +1,5 @@
 """Importance ratios, of tokens and of completions, and what an objective logs of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

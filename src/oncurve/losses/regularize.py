@@ -6,8 +6,6 @@ aggregated with the same token weights as the objective: the KL as in DeepSeekMa
 as in PPO, arXiv:1707.06347, eq. 9. With `aggregation` a term has weights of its own, `apart_weights` of the batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """SAPO: a smooth gate on the importance ratio in the place of a clip (arXiv:2511.20347)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """The clipped surrogate per completion: with the product of the token ratios, and with their geometric mean."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -8,8 +8,6 @@
 KL, entropy bonus and value loss count every trained token, and no denominator changes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

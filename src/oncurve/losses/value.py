@@ -6,8 +6,6 @@ aggregated with the same token weights as the objective. Source: PPO's reference
 arXiv:2005.12729.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 Loaded lazily: importing this package imports neither torch's nor transformers' weight.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from oncurve.base.lazy import lazily

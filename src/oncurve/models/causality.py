@@ -9,8 +9,6 @@ also effects that the rounding of half precision hides, or a trained head or gat
 that opens only farther into a text.
 """
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -9,8 +9,6 @@ is; its attention is switched for the length of a call. The form of a computatio
 The CUDA forms run on a CPU too, where the tests compare them with the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -9,8 +9,6 @@ graphs; positions, heads, scaling, soft caps, and everything between the last no
 tokens: effects that begin far into a text. Those are found by their settings: chunked attention, unknown layer types.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Sequence

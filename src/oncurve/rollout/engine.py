@@ -7,8 +7,6 @@
 Sampler and learner share the module, so `follow` copies nothing, and a recorded log-probability is the learner's.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

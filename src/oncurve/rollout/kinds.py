@@ -1,7 +1,5 @@
 """`[engine]`: where completions are sampled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 

@@ -17,8 +17,6 @@ The policy that is trained is q, with K as it was recorded. Found again under ne
 was drawn. And π is not what sampled: where sampler and learner agree, π(a) / q(a) is π(K) and not 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -12,8 +12,6 @@ Covered: byte-level BPE, byte fallback, word-start marks; several stop strings; 
 Not covered: stop strings that hold U+FFFD or are special tokens (those are refused: `eos_ids` is for them).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 

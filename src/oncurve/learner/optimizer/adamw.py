@@ -5,8 +5,6 @@ refresh of the half-precision weights and the gradient's scale, all in one pass 
 the scratch space of one slice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -10,8 +10,6 @@ parameter's full size, and a slice stays in the processor's cache between the tw
 holds of a master, as views; `refresh` makes the parameter follow it, after that was written to.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """The gradient of an embedding as the rows that were looked up, without the table of zeros around them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -6,8 +6,6 @@ master), frozen parameters (in the compute dtype, without master, moments or gra
 What is not: loss scaling for float16, sharded parameters.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

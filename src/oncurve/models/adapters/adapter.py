@@ -1,7 +1,5 @@
 """The adapter of a model: what is trained, and the switch between it, the base and frozen copies."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager

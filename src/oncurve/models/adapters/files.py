@@ -4,8 +4,6 @@ in a file      base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight
 in a module    model.layers.0.self_attn.q_proj.lora_A.default.weight
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Mapping

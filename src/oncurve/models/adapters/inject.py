@@ -5,8 +5,6 @@ mixtures, which are fused parameters and no layers: they stay frozen, and "all-l
 dense.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

@@ -10,8 +10,6 @@ PEFT puts the layers into a module. Here they get a class before PEFT's own with
 The results are those of PEFT's forward up to rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

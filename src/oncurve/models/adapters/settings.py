@@ -1,7 +1,5 @@
 """The settings of an adapter: the section `[lora]`."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

@@ -8,8 +8,6 @@ In half precision the kernel's backward converts as it goes and takes two to eig
 so the backward is float32 whatever the forward is: faster, and more exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -16,8 +16,6 @@ heads for which the kernels fail their trial, which compares values and gradient
 rows. A warning is given once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

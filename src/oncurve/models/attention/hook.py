@@ -15,8 +15,6 @@ Covered: grouped-query heads, scaling, sliding windows, bf16. Refused with `Mode
 sinks, biases, dropout, masks of the model's own, and any keyword argument that is not listed here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol

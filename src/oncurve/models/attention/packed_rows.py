@@ -11,8 +11,6 @@ Allowed: p < P_g for the prefix, s <= t for the suffix, and a distance below the
 the right of a completion needs no mask: it is in the future of every token that exists. Its own outputs are dropped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

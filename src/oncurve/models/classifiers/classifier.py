@@ -7,8 +7,6 @@ A text is prompt and completion in the form of the model's training: a chat thro
 other text as it is, followed by the end-of-text token. Batches are padded on the right, so no row depends on another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -5,8 +5,6 @@ backbone gets a head of zeros, so that all rewards begin at 0. With a low-rank a
 adapter and the head are trained.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

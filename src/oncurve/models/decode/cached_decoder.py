@@ -11,8 +11,6 @@ shares of the denominator. With lse the log-sum-exp of the scores:
     out = w · out_A + (1 - w) · out_B,    w = exp(lse_A) / (exp(lse_A) + exp(lse_B)) = σ(lse_A - lse_B)
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain

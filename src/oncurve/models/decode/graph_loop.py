@@ -8,8 +8,6 @@ out, the youngest rows are put back and sampled again later, to the same tokens:
 device's memory runs out, half as many rows go on. The completions are those of `HostLoop`, row by row.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial

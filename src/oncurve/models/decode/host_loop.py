@@ -10,8 +10,6 @@ rows.py         what is known of the rows that are decoded
 graph_loop.py   the loop on CUDA, which reads the state of the rows once in many steps
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ The functions here are plain torch, for any device and dtype, with shapes that d
 the same ones for a GPU.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 

@@ -4,8 +4,6 @@ Every row that is decoded has a *slot* in two tables `(slots, T)`, tokens and lo
 away; so the tables are as large as what is decoded at a time, however many rows come and go.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

@@ -10,8 +10,6 @@ last one, and `.grad` is that buffer; later gradients are added to it as usual.
 Only on the CPU: on other devices torch's allocator keeps blocks by itself, and a rollout can use them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

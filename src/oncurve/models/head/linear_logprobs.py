@@ -20,8 +20,6 @@ Covered: a head that is one matrix; bf16, float32, float64; CPU and CUDA, the sa
 device. Not covered: biases, soft caps, second derivatives, logits of -inf (a matrix makes none).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

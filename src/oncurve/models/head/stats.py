@@ -8,8 +8,6 @@ logits take more than `KEPT_BYTES`, those of a chunk are freed after the forward
 Where the batch has kept sets of truncated sampling, every statistic is of the distribution renormalised over them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

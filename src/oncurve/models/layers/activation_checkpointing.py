@@ -4,8 +4,6 @@ transformers' own switch works only in training mode. Here modules are always in
 sampler and learner would differ. So its layers get a subclass of their own class, which runs them again.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 

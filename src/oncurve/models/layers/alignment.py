@@ -5,8 +5,6 @@ length depends on names and metadata. For other alignments linear algebra librar
 rounding: products with the same weights, read from a model's folder and from a checkpoint, could differ in bits.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import torch

@@ -20,8 +20,6 @@ for many positions:
 A body is run this way only if both give the same on an example.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -8,8 +8,6 @@ and the product too, a third of a layer's activations; the backward computes bot
 have the bits that autograd gives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

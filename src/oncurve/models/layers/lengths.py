@@ -1,7 +1,5 @@
 """The length limit of a row, by the positions of a network and the reach of its rotations; batches by length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

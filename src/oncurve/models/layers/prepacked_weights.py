@@ -9,8 +9,6 @@ written to them is in the joined tensor. Training goes on with a product for eac
 their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import cast

@@ -6,8 +6,6 @@ the CPU torch differentiates it step by step, with a dozen passes over memory in
 On a GPU both passes are compiled: a kernel each, and two sums for the weight's gradient.
 """
 
-from __future__ import annotations
-
 import functools
 from contextlib import ExitStack
 from typing import Any

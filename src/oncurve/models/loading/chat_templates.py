@@ -1,7 +1,5 @@
 """Prompts as token ids: plain text as the tokenizer reads it, chat messages through the model's own chat template."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import re

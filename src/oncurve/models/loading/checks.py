@@ -3,8 +3,6 @@
 A model that cannot be loaded is refused with a suggestion. Weights are safetensors, never pickle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model hub, found in seconds or left alone; and transformers without advice, by one thread at a time."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The weights that a rollout engine samples from: the module itself in one process, tensors by name for all others."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

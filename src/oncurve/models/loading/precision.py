@@ -12,8 +12,6 @@ A frozen base under an adapter may have 4 bits per weight: QLoRA (Dettmers et al
 bitsandbytes has the kernels. Not measured: oncurve's tests have no GPU for it.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ Tensors are written one at a time, so that those made on demand (a learner's mas
 together. transformers writes all other files, and determines the names of the tensors.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ It solves about a quarter of the held-out problems of `oncurve.tasks.arithmetic`
 to nearly all in two minutes on two cores. `scripts/make_tiny_model.py` makes it.
 """
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import Path
 
