@@ -15,9 +15,13 @@ from oncurve.processes.fleets.devices import (
     memory_share as memory_share,
     placed as placed,
 )
-from oncurve.processes.fleets.fleet import Failed as Failed, Fleet as Fleet, Replied as Replied
+from oncurve.processes.fleets.fleet import (
+    Failed as Failed,
+    Fleet as Fleet,
+    HostFleet as HostFleet,
+    RayFleet as RayFleet,
+    Replied as Replied,
+)
 from oncurve.processes.fleets.health import ProcessEnded as ProcessEnded
-from oncurve.processes.fleets.host_fleet import HostFleet as HostFleet
-from oncurve.processes.fleets.ray_fleet import RayFleet as RayFleet
 from oncurve.processes.fleets.ray_session import MISSING as MISSING, check_address as check_address
 from oncurve.processes.fleets.serving import ProcessorPickler as ProcessorPickler, pickled as pickled

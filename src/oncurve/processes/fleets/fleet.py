@@ -18,23 +18,18 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.parallel import Meeting
-from oncurve.processes.fleets.health import Health, ListeningClock, Order, ProcessEnded, Start
+from oncurve.processes.fleets.health import START_SECONDS, Health, ListeningClock, Order, ProcessEnded, Start
+from oncurve.processes.fleets.host_fleet import HostSpawner
+from oncurve.processes.fleets.ray_fleet import RaySpawner
 from oncurve.processes.fleets.serving import pickled
 from oncurve.processes.spawn import in_a_line
-
-if TYPE_CHECKING:
-    from oncurve.processes.fleets.host_fleet import HostSpawner
-    from oncurve.processes.fleets.ray_fleet import RaySpawner
-
-START_SECONDS = 600.0
-"""For importing everything and making the object; a fork of it takes milliseconds."""
 
 _TURN_SECONDS, _THREAD_SECONDS = 0.25, 60.0
 
@@ -57,17 +52,13 @@ class Failed:
     message: str
 
 
-Spawner: TypeAlias = "HostSpawner | RaySpawner"
-"""What starts the processes of a fleet, talks to them, and notices their end. It does not refer to the fleet.
+Spawner = HostSpawner | RaySpawner
+"""The part that starts the processes of a fleet, talks to them, and notices their end. It does not refer to the fleet.
 
 All its methods but `wait` and `put` are called under the fleet's lock, and return at once.
 """
 
 Event = Replied | Failed | ProcessEnded
-Message = tuple[int, tuple[Any, ...]]
-News = Iterable[Message]
-"""Messages of processes, by their numbers: ("beat",), ("up", ...), ("replied", ...), ("failed", ...), and last
-("ended", cause)."""
 
 
 class Fleet(Closing):
@@ -211,6 +202,39 @@ class Fleet(Closing):
     def _require(self) -> None:
         if self._failed is not None:
             raise self._failed
+
+
+class HostFleet(Fleet):
+    """`places` processes of this machine, each with the object that `make()` returns in the nursery.
+
+    make             is pickled at once, with all that it holds; the object's `begin()` is called in every process
+    silence_seconds  a process that says nothing for so long is killed and replaced
+    gpus             CUDA_VISIBLE_DEVICES of the process in each place; empty: of none
+    """
+
+    def __init__(
+        self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0, gpus: Sequence[str] = ()
+    ) -> None:
+        super().__init__(HostSpawner(make, silence_seconds, gpus), places, silence_seconds)
+
+
+class RayFleet(Fleet):
+    """`places` processes on the machines of a Ray cluster, each with the object that `make()` returns there.
+
+    make             is pickled at once, with all that it holds; the object's `begin()` is called in every process
+    silence_seconds  a process that says nothing for so long is killed and replaced
+    address          `host:port` of a running Ray, of which this machine is a node; "": a Ray of this run, here
+    threads          of a process: as many processors are asked for, of a running Ray
+    gpus             those of this machine, of which this process computes on the first; None: on processors
+    each             GPUs of each process
+
+    The processes start on machines that join later too.
+
+    Raises ConfigError: Ray is not installed, or does not answer at `address`.
+    """
+
+    def __init__(self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0, **settings: Any) -> None:
+        super().__init__(RaySpawner(make, **settings), places, silence_seconds)
 
 
 def _serve(reference: weakref.ref[Fleet], over: threading.Event) -> None:

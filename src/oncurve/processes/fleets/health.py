@@ -21,6 +21,9 @@ QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS = 60.0, 960.0
 FORGIVEN_SECONDS = 600.0
 """After a process has been up for so long, the next quarantine of its place is the shortest one."""
 
+START_SECONDS = 600.0
+"""For importing everything and making the object; a fork of it takes milliseconds."""
+
 LONGEST_TURN_SECONDS = 1.0
 """The most seconds between two rounds of listening that can pass for silence."""
 

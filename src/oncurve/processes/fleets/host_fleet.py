@@ -20,28 +20,13 @@ import cloudpickle
 
 from oncurve.base.errors import ConfigError
 from oncurve.parallel import FileMeeting
-from oncurve.processes.fleets.fleet import START_SECONDS, Fleet, Message
-from oncurve.processes.fleets.health import DEATHS, Health, Start
+from oncurve.processes.fleets.health import DEATHS, START_SECONDS, Health, Start
 from oncurve.processes.fleets.nursery import HostNursery
-from oncurve.processes.fleets.serving import SEND_SECONDS, Channel, ClosedError, recipe_of
+from oncurve.processes.fleets.serving import SEND_SECONDS, Channel, ClosedError, Message, recipe_of
 from oncurve.processes.shared import SharedBytes
 
 _CAUSE_SECONDS = 2.0
 _END_SECONDS = 5.0
-
-
-class HostFleet(Fleet):
-    """`places` processes of this machine, each with the object that `make()` returns in the nursery.
-
-    make             is pickled at once, with all that it holds; the object's `begin()` is called in every process
-    silence_seconds  a process that says nothing for so long is killed and replaced
-    gpus             CUDA_VISIBLE_DEVICES of the process in each place; empty: of none
-    """
-
-    def __init__(
-        self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0, gpus: Sequence[str] = ()
-    ) -> None:
-        super().__init__(HostSpawner(make, silence_seconds, gpus), places, silence_seconds)
 
 
 class _Process:

@@ -28,9 +28,8 @@ import cloudpickle
 from oncurve.base.output import urgent
 from oncurve.parallel import LostRankError, NetworkMeeting, serve_meetings
 from oncurve.processes.fleets.devices import Gpus
-from oncurve.processes.fleets.fleet import Fleet, Message
 from oncurve.processes.fleets.ray_session import SESSION
-from oncurve.processes.fleets.serving import Frames, framed, recipe_of
+from oncurve.processes.fleets.serving import Frames, Message, framed, recipe_of
 from oncurve.processes.shared import StoredBytes
 
 ROOM_SECONDS = 30.0
@@ -40,25 +39,6 @@ _TARGET = "oncurve.processes.fleets.serving:main"
 _END_SECONDS = 5.0
 _ENVIRONMENT = ("ONCURVE_", "ATEN_", "MKL_", "DNNL_", "ONEDNN_", "TORCH_")
 """Variables with these beginnings decide about bits or speed: a process has the driver's."""
-
-
-class RayFleet(Fleet):
-    """`places` processes on the machines of a Ray cluster, each with the object that `make()` returns there.
-
-    make             is pickled at once, with all that it holds; the object's `begin()` is called in every process
-    silence_seconds  a process that says nothing for so long is killed and replaced
-    address          `host:port` of a running Ray, of which this machine is a node; "": a Ray of this run, here
-    threads          of a process: as many processors are asked for, of a running Ray
-    gpus             those of this machine, of which this process computes on the first; None: on processors
-    each             GPUs of each process
-
-    The processes start on machines that join later too.
-
-    Raises ConfigError: Ray is not installed, or does not answer at `address`.
-    """
-
-    def __init__(self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0, **settings: Any) -> None:
-        super().__init__(RaySpawner(make, **settings), places, silence_seconds)
 
 
 @dataclass

@@ -35,6 +35,10 @@ from oncurve.processes.spawn import end_with, in_a_line, last_words, unblock
 _LENGTH = struct.Struct("<Q")
 _PIECE = 1 << 20
 
+Message = tuple[int, tuple[Any, ...]]
+"""A message of a process, by its number: ("beat",), ("up", ...), ("replied", ...), ("failed", ...), and last
+("ended", cause)."""
+
 
 class ClosedError(Exception):
     """The other end is closed, or takes nothing within the limit."""
