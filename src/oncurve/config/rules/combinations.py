@@ -118,6 +118,8 @@ INERT_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "nothing_evaluated": lambda c: c.eval.every == 0,
     "one_checkpoint": lambda c: c.checkpoint.every == 0,
     "nothing_off_policy": lambda c: c.stays_at_1,
+    "one_round": lambda c: not c.filter.dynamic_sampling,
+    "no_warm_start": lambda c: not c.sft.present,
 }
 
 
