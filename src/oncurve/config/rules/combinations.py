@@ -4,8 +4,6 @@ Each rule has its condition here and its sentence in `combinations.toml`. A comp
 settings (`impossible`, `inert`); these are written against what components say of themselves.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
