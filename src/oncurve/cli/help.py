@@ -1,7 +1,5 @@
 """The end of each command's help: examples, and the names of presets, recipes and machines."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -3,8 +3,6 @@
 Exit codes: 0 success, 1 the run failed, 2 bad input, 129, 130 or 143 stopped by SIGHUP, Ctrl-C or SIGTERM.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ The recipe is TOML, with a comment at each setting that says where it comes from
 is said with the user's own keys.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

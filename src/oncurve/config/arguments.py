@@ -4,8 +4,6 @@
 an argument that a function does not have with the one that it has, or with the setting.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps

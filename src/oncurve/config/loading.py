@@ -5,8 +5,6 @@
 Covered: strict keys with near names; impossible combinations; keys that the same layer made meaningless.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The schema of a configuration file: its sections, and the components that each section may select."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, SerializeAsAny, SkipValidation, model_validator
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from oncurve.advantages import ADVANTAGE_KINDS, DemonstrationAdvantage, GroupAdvantage, check_advantage, needs_of
 from oncurve.base.paths import path_component
 from oncurve.cluster import CLUSTER_KINDS, Cluster, check_cluster, cluster_meant
-from oncurve.components import Component, Inert, check_of, kind_of
+from oncurve.components import Component, check_of, kind_of
 from oncurve.config.schema import Schema, Section
 from oncurve.config.warm_start import SftSettings
 from oncurve.data import DATA_KINDS, DataSettings, Files, check_data
@@ -119,15 +119,6 @@ class FilterSettings(Component):
     """The share of a step's trained tokens that the objective counts: those of the highest entropy before the step's
     first update. KL and entropy terms count all; 1: the objective does, too. Below 1 every step has one more forward
     pass, unless it recomputes old log-probs anyway."""
-
-    inert: ClassVar[tuple[Inert, ...]] = (
-        Inert(
-            ("filter.max_rounds",),
-            ("filter.dynamic_sampling",),
-            lambda chosen: not chosen.dynamic_sampling,
-            "filter.dynamic_sampling = false takes one round of prompts per step",
-        ),
-    )
 
     @property
     def keeps_surplus(self) -> bool:

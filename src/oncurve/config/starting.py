@@ -1,7 +1,5 @@
 """`oncurve init`: a shipped recipe as a file of the user's own, with the code that it names."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -5,8 +5,6 @@ signed must be trusted before any code is imported: by an answer, `--trust`, or 
 Not covered: the content of code that a signed folder names by its path.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field, field_validator
 
 from oncurve.base.errors import DataError
 from oncurve.base.paths import is_data_set_id
-from oncurve.components import Component, Inert
+from oncurve.components import Component
 from oncurve.data import Content, DataSettings, DemonstrationRows, Files, InMemory, as_rows, load_demonstrations
 
 SHARED = ("prompt_column", "template", "system", "chat", "chat_template_kwargs", "eval_fraction")
@@ -67,15 +67,6 @@ class SftSettings(Component):
 
     learning_rate: float = Field(default=2e-5, ge=0)
     """In place of `learner.learning_rate`; an adapter takes about ten times as much."""
-
-    inert: ClassVar[tuple[Inert, ...]] = (
-        Inert(
-            ("sft.eval_data", "sft.columns", "sft.limit", "sft.epochs", "sft.steps", "sft.learning_rate"),
-            ("sft.data",),
-            lambda sft: not sft.present,
-            "without sft.data there is no warm start",
-        ),
-    )
 
     @field_validator("data", "eval_data", mode="before")
     @classmethod

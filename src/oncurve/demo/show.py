@@ -3,8 +3,6 @@
 The group is a real one, and the problems are the same before and after training.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Text for a terminal, and the console that prints it: wrapped sentences, model text on one line, sparklines."""
 
-from __future__ import annotations
-
 import math
 import re
 import textwrap

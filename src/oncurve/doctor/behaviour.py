@@ -4,8 +4,6 @@ Lengths that collapse or grow, and suspects of reward hacking; endings at a limi
 rewarded; rewards that fail, phases that take too long, memory near its limit.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

@@ -3,8 +3,6 @@
 They are tried over one case, over the steps of a run that goes on, and over a run on the disk.
 """
 
-from __future__ import annotations
-
 import textwrap
 import tomllib
 from collections import deque

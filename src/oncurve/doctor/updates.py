@@ -4,8 +4,6 @@ Rates that are too high or too low, KL, entropy, sampler and learner, skipped up
 and why; completions that are cut off.
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Sequence

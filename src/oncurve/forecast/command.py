@@ -4,8 +4,6 @@ Only the model's configuration is read, and of the data as many prompts as say h
 machine come from a rehearsal with arbitrary weights; those on a machine that is named come from formulas.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -34,8 +34,6 @@ Activations, head and workspace are those of one process: each rank computes pas
 the weights, keys and values, and what sampling takes. GPUs are not measured, so they are not counted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

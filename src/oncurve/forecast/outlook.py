@@ -1,7 +1,5 @@
 """The forecast as a whole: predicted and available memory, seconds by phase, suggestions where it does not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

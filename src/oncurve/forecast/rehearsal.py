@@ -6,8 +6,6 @@ rehearsed on fewer layers, groups or tokens and scaled up (`scaling`).
 It measures resident memory and its peak, seconds, and rates of this machine.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import time

@@ -25,8 +25,6 @@ goes through the n parameters too: 2·n forward, 6·n in training.
 These are limits, not measurements: no program reaches them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

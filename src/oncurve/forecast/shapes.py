@@ -8,8 +8,6 @@ The limits of `counting` need three numbers of a machine. Here they are measured
 is the smallest of all limits.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator

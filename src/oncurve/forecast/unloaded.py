@@ -4,8 +4,6 @@ A model is built from a configuration alone: small relatives with fewer layers a
 layer does not depend on its weights, so a rehearsal of two depths gives the cost of all layers.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from contextlib import suppress

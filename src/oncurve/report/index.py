@@ -5,8 +5,6 @@ Nothing here imports torch, so a process that only reads stays small.
 A step's updates add the numbers and the texts of its tokens to the groups: `step-000012.tokens`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import zlib

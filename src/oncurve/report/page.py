@@ -3,8 +3,6 @@
 Charts, groups and whole reports are also values that a notebook's cell shows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape

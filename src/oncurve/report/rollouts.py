@@ -6,8 +6,6 @@ evaluations/step-000012.json.gz   an evaluation, and what flipped between two of
 By the index groups are listed without reading them, and read one at a time.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -3,8 +3,6 @@
 The groups that a page shows are here, too, in their order, as values for its template.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 A curve is numbers that a template can draw: points, ticks, a smoothed line; no markup.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence

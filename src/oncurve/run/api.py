@@ -1,7 +1,5 @@
 """`oncurve.train` and `oncurve.resume`: a run in one call, from a script or a notebook."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

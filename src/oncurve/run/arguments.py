@@ -3,8 +3,6 @@
 Every command with a recipe takes the words `RECIPE|MODEL --data FILE --reward REWARD --preset NAME`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

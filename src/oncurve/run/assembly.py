@@ -1,7 +1,5 @@
 """The composition root: builds a run from its settings. No other module imports every room."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace

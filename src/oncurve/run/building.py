@@ -1,7 +1,5 @@
 """The parts of a run, from its settings: learner and engine, prompts and demonstrations, teacher and episodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 It goes on in its directory, or after a loss of state in the same process, from its last checkpoint.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Iterable, Sequence

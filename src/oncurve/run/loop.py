@@ -4,8 +4,6 @@ How samples are labelled, the reward model that learns from them, and the replay
 alone, by which a run evaluates its policy as its settings have it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """A run from start to end, as on the command line: print the plan, show the steps, leave a complete directory."""
 
-from __future__ import annotations
-
 import time
 import tomllib
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The trackers of a run: what they are told of it, and when."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from oncurve.base.errors import ConfigError

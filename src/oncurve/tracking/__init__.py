@@ -5,8 +5,6 @@ beginning which steps it shows already. So training never waits for a tracker, a
 a kill and a resume.
 """
 
-from __future__ import annotations
-
 from oncurve.tracking.follower import Follower as Follower, Tracking as Tracking
 from oncurve.tracking.kinds import TRACKER_KINDS as TRACKER_KINDS, trackers as trackers
 from oncurve.tracking.protocol import (

@@ -1,7 +1,5 @@
 """A thread per tracker that shows the log of a run, and outlives its failures; and all of them as one observer."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

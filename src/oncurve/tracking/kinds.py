@@ -1,7 +1,5 @@
 """The trackers that `tracking.to` names."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from inspect import signature
 

@@ -1,7 +1,5 @@
 """The interface of a tracker, and what it is told of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ kill are taken back by the event that TensorBoard has for it: a session that sta
 earlier files from that step on.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trackio, on this machine or in a Hugging Face Space (`oncurve[trackio]`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

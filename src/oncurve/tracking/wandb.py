@@ -1,7 +1,5 @@
 """Weights & Biases, online or offline (`oncurve[wandb]`)."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 A copy of chosen steps is one page that opens from a file, without a server and without a request.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

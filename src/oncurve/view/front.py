@@ -1,7 +1,5 @@
 """The front end: ES modules and style sheets of this package, joined into one script and one sheet without a build."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """The runs below a folder as plain values: the answer to each question of the pages. Nothing here imports torch."""
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The server's application: the pages, the answers of a `Library`, and the wall in front of both."""
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Callable, Mapping

@@ -6,8 +6,6 @@ Covered: every flag of 0.11, and the flat names that releases before had (`--pre
 flag, such as DeepSpeed's files or an agent's code.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ such files for control tasks only; `algorithm: grpo` has here the settings that 
 no key for, model, prompts and rewards, stands on the command line.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

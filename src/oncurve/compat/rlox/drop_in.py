@@ -1,7 +1,5 @@
 """rlox's `GRPO` with its own algorithm."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from oncurve.compat import token_grpo

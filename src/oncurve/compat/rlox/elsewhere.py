@@ -1,7 +1,5 @@
 """rlox 1.2's names that oncurve does not have, with the reason and what to do."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

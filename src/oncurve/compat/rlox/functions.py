@@ -6,8 +6,6 @@ float64 and round. Input that rlox takes without looking (NaN, arrays of other l
 Source: rlox 1.2.0, the docstrings of its compiled functions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """rlox's base classes of callbacks and loggers, and those that work for language models."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any

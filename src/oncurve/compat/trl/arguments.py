@@ -3,8 +3,6 @@
 The forms of `reward_funcs` are rewards of the run: functions of TRL's signature, and reward models by path.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import os

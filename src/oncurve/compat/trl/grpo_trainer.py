@@ -4,8 +4,6 @@ trainer = GRPOTrainer(model="Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=reward, a
 trainer.train()
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path

@@ -9,8 +9,6 @@ clipping from oncurve's metrics. Not covered: `clip_ratio/low_min` and `high_max
 of single completions, and `eval_loss` with a KL term or a bonus.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

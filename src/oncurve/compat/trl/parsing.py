@@ -6,8 +6,6 @@ Next to them are TRL's mixture of data sets, as its GRPO script reads it from a 
 the settings of `[lora]`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

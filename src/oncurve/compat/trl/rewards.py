@@ -4,8 +4,6 @@
 with the options of TRL: there a completion without a box or delimiters has no answer, which the kind `math` may find.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -10,8 +10,6 @@ generation `num_iterations` times. A step of oncurve is one generation with all 
 generations for one update, a step is all of them: no update lies between.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ is not empty, the run is in `output_dir-2` (and so on): nothing is overwritten. 
 continues the newest run of these.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

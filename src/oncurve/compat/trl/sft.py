@@ -7,8 +7,6 @@ Covered: the settings of `SFTConfig`, rows of every form, an adapter, held-out r
 `state.log_history`. Not covered: callbacks, a formatting function, a collator, optimizers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace

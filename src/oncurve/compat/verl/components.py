@@ -1,7 +1,5 @@
 """Computations of verl that are no kind of oncurve: GPG's advantage, and one reward of several in a returned dict."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -14,8 +14,6 @@ ${oc.env:HOME}               a variable of the environment; ${oc.env:NAME,defaul
 ${oc.select:a.b,default}     the setting, or the default where there is none
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

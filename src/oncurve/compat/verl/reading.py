@@ -4,8 +4,6 @@
 `oncurve train --verl` runs in the folder and with the resumption that they say.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Without a function and without a reward model it looks at the column `data_sourc
 reward of each source. The files are read for it where they are there; the sources in them decide the recipe.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase

@@ -3,8 +3,6 @@
 Each is `(value, values)` as `oncurve.compat.dialect` has it, and raises ConfigError for what cannot be.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from oncurve.base.errors import ConfigError, command, shown

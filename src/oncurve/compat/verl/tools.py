@@ -9,8 +9,6 @@ A row's `extra_info.tools_kwargs` has the `create_kwargs`, `execute_kwargs` and 
 name. Rewards of `execute` are not added to the episode's, as verl does not add them.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Each rule has its condition here and its sentence in `combinations.toml`. A comp
 settings (`impossible`, `inert`); these are written against what components say of themselves.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -118,6 +116,8 @@ INERT_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "nothing_evaluated": lambda c: c.eval.every == 0,
     "one_checkpoint": lambda c: c.checkpoint.every == 0,
     "nothing_off_policy": lambda c: c.stays_at_1,
+    "one_round": lambda c: not c.filter.dynamic_sampling,
+    "no_warm_start": lambda c: not c.sft.present,
 }
 
 

@@ -4,8 +4,6 @@ The plan says what a run will do, a sentence a line, and what looks like a mista
 equation has its numbers filled in, and is composed of the components' terms.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """`oncurve data check`: what a run would train on, looked at before it: rows, columns, prompts and their lengths."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

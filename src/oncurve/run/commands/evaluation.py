@@ -4,8 +4,6 @@
 completions, as a table, before a run.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Sequence

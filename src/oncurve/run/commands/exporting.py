@@ -3,8 +3,6 @@
 Its model card, `README.md` of its folder, says what trained it, how far it came, what to cite.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import tomllib

@@ -6,8 +6,6 @@ checkpoints/  what a resume needs      model/          the reward model in Huggi
 `oncurve reward-model label` writes a policy's own samples with labels, as training data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

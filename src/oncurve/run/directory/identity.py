@@ -7,8 +7,6 @@ reward that ended a run before resuming it.
 Not covered: imports of a module, the content of a model's hub id, functions that were given as objects.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

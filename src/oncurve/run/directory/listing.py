@@ -1,7 +1,5 @@
 """`oncurve runs`: the run directories below a folder, with their state, step, best evaluation and age."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import suppress
