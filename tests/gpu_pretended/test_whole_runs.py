@@ -130,10 +130,10 @@ def test_a_reward_model(kind: str, gpu: torch.device, tmp_path: Path, monkeypatc
     asked = problems("train", 6)
     if kind == "outcome":
         examples = [PreferencePair(p.prompt, solution(p), spoilt(p, index)) for index, p in enumerate(asked)]
-        settings = OutcomeModel(path=str(lay_down(tmp_path, "causal")), dtype="float32", learning_rate=1e-3)
     else:
         examples = [LabelledSteps(p.prompt, solution(p), (4, len(solution(p))), (1.0, 0.0)) for p in asked]
-        settings = ProcessModel(path=str(lay_down(tmp_path, "causal")), dtype="float32", learning_rate=1e-3)
+    model = OutcomeModel if kind == "outcome" else ProcessModel
+    settings = model(path=str(lay_down(tmp_path, "causal")), dtype="float32", learning_rate=1e-3)
     found = {}
     for device in (gpu, CPU):
         monkeypatch.setattr(load, "device_of", lambda *_, device=device: device)
