@@ -37,7 +37,7 @@ OF_THE_CLOCK = ("time/", "memory/", "tokens/per_second", "cluster/", "policy/mis
 CASES: dict[str, tuple[str | list[str], dict[str, Any]]] = table("whole_runs", "cases")
 
 
-SLOW = {"small micro-batches", "LoRA with a reference", "gspo", "gmpo", "cispo", "sapo", "dppo", "rloo", "lean"}
+SLOW = set(table("whole_runs", "slow"))
 """What adds to the others an objective whose maths is the CPU's, or a mixture of what they have."""
 
 
