@@ -1,4 +1,4 @@
-"""Losses and advantages agree with the plain implementation: every objective x KL x aggregation, groups of any kind."""
+"""Losses and advantages agree with the plain implementation: each objective, KL and aggregation, groups of any kind."""
 
 import math
 import random
@@ -26,7 +26,7 @@ from oncurve.advantages import (
 )
 from oncurve.batching import collate, micro_batches
 from oncurve.config.sections import RunConfig
-from oncurve.kl import KL_KINDS, full_kl_from_logits
+from oncurve.kl import full_kl_from_logits
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, EntropyBonus, KLPenalty, Regularizer
 from oncurve.rollout import Sampling
 from oncurve.types import Completion, Group, Prompt, Score, TokenStats, TrainBatch
@@ -79,10 +79,8 @@ def logprobs_of(weights: Tensor, batch: TrainBatch) -> Tensor:
     return ops.token_logprobs(logits_of(weights, batch), batch.completion_ids, TEMPERATURE)
 
 
-@pytest.mark.parametrize(
-    ("objective", "estimator", "off_policy"),
-    [*product(OBJECTIVE_KINDS, KL_KINDS, [True]), *((*pair, False) for pair in PAIRS)],
-)
+@pytest.mark.parametrize("off_policy", [True, False])
+@pytest.mark.parametrize(("objective", "estimator"), PAIRS)
 def test_loss_and_gradient_are_those_of_the_plain_implementation_in_every_aggregation(
     objective: str, estimator: str, off_policy: bool
 ) -> None:

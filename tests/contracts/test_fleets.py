@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,13 +44,8 @@ def ray() -> Iterator[Any]:
     SESSION.end()
 
 
-@contextmanager
-def fleet_of(make: Make, places: int, recipe: Callable[[], Any] = Counted, silence: float = 30.0) -> Iterator[Any]:
-    fleet = make(recipe, places, silence_seconds=silence)
-    try:
-        yield fleet
-    finally:
-        fleet.close()
+def fleet_of(make: Make, places: int, recipe: Callable[[], Any] = Counted, silence: float = 30.0) -> Fleet:
+    return make(recipe, places, silence_seconds=silence)
 
 
 def next_events(fleet: Fleet, count: int) -> list[Any]:
@@ -82,7 +76,7 @@ def replaced(fleet: Fleet, process: int) -> int:
     return fleet.up()[0]
 
 
-def test_calls_are_done_in_order_and_answered_by_their_numbers_and_close_ends_all(make: Make) -> None:
+def test_calls_are_answered_in_order_the_first_cause_of_each_end_is_said_and_close_ends_all(make: Make) -> None:
     with fleet_of(make, 2) as fleet:
         first, second = all_up(fleet, 2)
         numbers = [fleet.call(first, "add", b"x" * (300_000 if index % 3 else 3)) for index in range(30)]
@@ -95,24 +89,17 @@ def test_calls_are_done_in_order_and_answered_by_their_numbers_and_close_ends_al
         handle = fleet.put(memoryview(bytes([piece]) * 3_000_000) for piece in (1, 2))
         for process in (first, second):
             assert value_of(fleet, process, "pieces", handle) == [(1, 3_000_000), (2, 3_000_000)]
-        fleet.call(first, "sleep", 600)
-    until(lambda: all(map(gone, pids)))
-    fleet.close()
-
-
-def test_the_first_cause_of_each_end_is_said_and_another_process_takes_the_place(make: Make) -> None:
-    with fleet_of(make, 1) as fleet:
-        (process,) = all_up(fleet, 1)
-        os.kill(value_of(fleet, process, "pid"), signal.SIGSEGV)
-        (event,) = next_events(fleet, 1)
-        assert event == ProcessEnded(process, "it was killed by signal SIGSEGV")
-        process = replaced(fleet, process)
+        os.kill(pids[0], signal.SIGSEGV)
+        assert next_events(fleet, 1) == [ProcessEnded(first, "it was killed by signal SIGSEGV")]
+        (process,) = {*all_up(fleet, 2)} - {second}
         number = fleet.call(process, "fail")
         failed, ended = next_events(fleet, 2)
         assert isinstance(failed, Failed)
-        assert (failed.process, failed.number) == (process, number)
-        assert failed.message == "ZeroDivisionError: no luck"
+        assert (failed.process, failed.number, failed.message) == (process, number, "ZeroDivisionError: no luck")
         assert ended == ProcessEnded(process, failed.message)
+        fleet.call(second, "sleep", 600)
+    until(lambda: all(map(gone, pids)))
+    fleet.close()
 
 
 @pytest.mark.slow

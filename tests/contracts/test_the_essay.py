@@ -27,29 +27,9 @@ def test_it_is_one_short_file_that_needs_torch_alone() -> None:
     assert imported <= {"copy", "dataclasses", "torch"}
 
 
-def policies() -> tuple[essay.Policy, essay.Policy, essay.Policy]:
-    """The policy, the one that sampled, and the reference, in float64."""
-    made = []
-    for seed in range(3):
-        torch.manual_seed(seed)
-        made.append(essay.Policy(8).double())
-    return made[0], made[1], made[2]
-
-
-def batch(old: essay.Policy) -> tuple[Tensor, Tensor, Tensor]:
-    prompts = torch.arange(SETTINGS.prompts).repeat_interleave(SETTINGS.group_size)[:, None]
-    torch.manual_seed(7)
-    completions, mask = essay.sample(old, prompts)
-    assert len(set(mask.sum(1).tolist())) > 1, "completions of several lengths"
-    return prompts, completions, mask
-
-
-def essays_loss(policy: essay.Policy, old: essay.Policy, reference: essay.Policy) -> Tensor:
-    prompts, completions, mask = batch(old)
-    old_logprobs, ref_logprobs = (essay.token_logprobs(m, prompts, completions).detach() for m in (old, reference))
-    logprobs = essay.token_logprobs(policy, prompts, completions)
-    advantage = essay.advantages(REWARDS).flatten()
-    return essay.grpo_loss(logprobs, old_logprobs, ref_logprobs, advantage, mask, SETTINGS)
+def policy_of(seed: int) -> essay.Policy:
+    torch.manual_seed(seed)
+    return essay.Policy(8).double()
 
 
 def gradient(loss: Tensor, policy: essay.Policy) -> Tensor:
@@ -57,9 +37,12 @@ def gradient(loss: Tensor, policy: essay.Policy) -> Tensor:
 
 
 def test_its_loss_and_gradient_are_the_oracles() -> None:
-    policy, old, reference = policies()
-    prompts, completions, mask = batch(old)
-    old_logprobs = essay.token_logprobs(old, prompts, completions).detach()
+    policy, old, reference = map(policy_of, range(3))
+    prompts = torch.arange(SETTINGS.prompts).repeat_interleave(SETTINGS.group_size)[:, None]
+    torch.manual_seed(7)
+    completions, mask = essay.sample(old, prompts)
+    assert len(set(mask.sum(1).tolist())) > 1, "completions of several lengths"
+    old_logprobs, ref_logprobs = (essay.token_logprobs(m, prompts, completions).detach() for m in (old, reference))
     rows = [
         (int(q), o[m].tolist(), lp[m].tolist())
         for q, o, m, lp in zip(prompts[:, 0], completions, mask, old_logprobs, strict=True)
@@ -82,7 +65,8 @@ def test_its_loss_and_gradient_are_the_oracles() -> None:
         aggregation="seq-mean-token-mean",
     )
     wanted = reference_loss(lambda ids: policy(ids)[0], groups, config, lambda ids: reference(ids)[0])
-    found = essays_loss(policy, old, reference)
+    logprobs, advantage = essay.token_logprobs(policy, prompts, completions), essay.advantages(REWARDS).flatten()
+    found = essay.grpo_loss(logprobs, old_logprobs, ref_logprobs, advantage, mask, SETTINGS)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient(found, policy), gradient(wanted, policy), rtol=1e-10, atol=1e-12)
 

@@ -4,8 +4,6 @@ Both are started by the program `vllm` that is first on PATH.
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,13 +34,8 @@ def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return put_first(tmp_path, monkeypatch)
 
 
-@contextmanager
-def engine(seconds: float, *more: str) -> Iterator[VllmEngine]:
-    found = VllmEngine(SAMPLING, eos_ids=EOS, seed=5, arguments=(*ARGUMENTS, *more), seconds=seconds)
-    try:
-        yield found
-    finally:
-        found.close()
+def engine(seconds: float, *more: str) -> VllmEngine:
+    return VllmEngine(SAMPLING, eos_ids=EOS, seed=5, arguments=(*ARGUMENTS, *more), seconds=seconds)
 
 
 def assert_logprobs_are_those_of(policy: CausalModel, groups: list[Group], within: float = 1e-4) -> None:

@@ -37,7 +37,7 @@ OF_THE_CLOCK = ("time/", "memory/", "tokens/per_second", "cluster/", "policy/mis
 CASES: dict[str, tuple[str | list[str], dict[str, Any]]] = table("whole_runs", "cases")
 
 
-SLOW = {"small micro-batches", "LoRA with a reference", "gspo", "gmpo", "cispo", "sapo", "dppo", "rloo", "lean"}
+SLOW = set(table("whole_runs", "slow"))
 """What adds to the others an objective whose maths is the CPU's, or a mixture of what they have."""
 
 
@@ -130,10 +130,10 @@ def test_a_reward_model(kind: str, gpu: torch.device, tmp_path: Path, monkeypatc
     asked = problems("train", 6)
     if kind == "outcome":
         examples = [PreferencePair(p.prompt, solution(p), spoilt(p, index)) for index, p in enumerate(asked)]
-        settings = OutcomeModel(path=str(lay_down(tmp_path, "causal")), dtype="float32", learning_rate=1e-3)
     else:
         examples = [LabelledSteps(p.prompt, solution(p), (4, len(solution(p))), (1.0, 0.0)) for p in asked]
-        settings = ProcessModel(path=str(lay_down(tmp_path, "causal")), dtype="float32", learning_rate=1e-3)
+    model = OutcomeModel if kind == "outcome" else ProcessModel
+    settings = model(path=str(lay_down(tmp_path, "causal")), dtype="float32", learning_rate=1e-3)
     found = {}
     for device in (gpu, CPU):
         monkeypatch.setattr(load, "device_of", lambda *_, device=device: device)

@@ -73,7 +73,6 @@ ILL = {
 """Ill runs by a rule that names it: the name, the number of steps, the settings that make it ill. Rules that look at
 single steps' metrics, or at what stays as it is, have made records alone."""
 
-QUICK = ("truncated",)
 HEALTHY = table("doctor", "healthy")
 """Presets with a seed each, on the built-in task."""
 
@@ -106,7 +105,7 @@ def alarms(diagnosis: Diagnosis) -> list[str]:
     return [course.finding.rule for course in courses if course.finding.level == "alarm"]
 
 
-@pytest.mark.parametrize("rule", [pytest.param(r, marks=[] if r in QUICK else pytest.mark.slow) for r in ILL])
+@pytest.mark.parametrize("rule", [pytest.param(r, marks=[] if r == "truncated" else pytest.mark.slow) for r in ILL])
 def test_an_ill_run_has_its_illness_named(rule: str, made, capfd) -> None:
     diagnosis = diagnose(made(*ILL[rule]))
     assert rule in found(diagnosis)

@@ -23,9 +23,12 @@ def test_a_path_that_no_file_system_holds_is_refused(command: Command, place: st
             refused(command(*(word.format(path) for word in PLACES[place])))
 
 
-BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{now}: &{now} [{','.join(['*' + before] * 9)}]\n" for before, now in zip("abcdefgh", "bcdefghi", strict=True)
-)
+def nested(first: str, form: str) -> str:
+    """YAML in which each of eight letters has the one before nine times, in this form."""
+    pairs = zip("abcdefgh", "bcdefghi", strict=True)
+    return first + "".join(form.format(now, ",".join(["*" + before] * 9)) for before, now in pairs)
+
+
 RECIPES = {
     **table("hostile_input", "recipes"),
     "lists.toml": "[run]\nsteps=" + "[" * 20_000 + "]" * 20_000,
@@ -34,12 +37,8 @@ RECIPES = {
     "header.toml": "[" + ".".join(["run"] * 5000) + "]\nx=1",
     "digits.toml": "[run]\nsteps=" + "9" * 6000,
     "lists.yaml": "run: " + "[" * 3000 + "]" * 3000,
-    "bomb.yaml": BOMB + "rollout: {stop: *i}\n",
-    "merged.yaml": "a: &a {x: 1}\n"
-    + "".join(
-        f"{now}: &{now}\n  <<: [{','.join(['*' + before] * 9)}]\n"
-        for before, now in zip("abcdefgh", "bcdefghi", strict=True)
-    ),
+    "bomb.yaml": nested("a: &a [x,x,x,x,x,x,x,x,x]\n", "{0}: &{0} [{1}]\n") + "rollout: {stop: *i}\n",
+    "merged.yaml": nested("a: &a {x: 1}\n", "{0}: &{0}\n  <<: [{1}]\n"),
     "digits.yaml": "run:\n  steps: " + "9" * 6000,
 }
 

@@ -25,8 +25,7 @@ class Own(GroupAdvantage):
 
 
 def obey(learner, place):
-    mine = place if learner.rank else f"first {place}"
-    for order in sorted(ORDERS.glob(f"{mine}-{learner.optimizer.steps}-*")):
+    for order in sorted(ORDERS.glob(f"{place}-{learner.optimizer.steps}-*")) if learner.rank else ():
         order.unlink()
         os.kill(os.getpid(), signal.Signals[order.name.split("-")[2]])
 
@@ -49,8 +48,7 @@ ShardLearner.publish = deadly("after", ShardLearner.publish, after=True)
 ShardLearner.save = deadly("saving", ShardLearner.save, after=True)
 """
 """A component of the user, whose file every process of the run imports. A file `PLACE-UPDATES-SIGNAL-NUMBER` in the
-folder `orders` is for a rank that has made so many updates; the rank removes it and obeys. Those for rank 0 begin with
-"first", and all others are for the other ranks."""
+folder `orders` is for a rank other than rank 0 that has made so many updates; the rank removes it and obeys."""
 
 SETTINGS = table("lost_ranks", "settings")
 TRAIN = ["train", "recipe.toml", *SETTINGS]
@@ -106,8 +104,20 @@ def test_a_run_that_gets_no_further_ends_with_the_cause_and_a_resume_goes_on_wit
 def test_a_rank_that_is_lost_with_a_stop_signal_ends_the_run_in_order(project: Path) -> None:
     """A scheduler that ends a job sends its signal to all processes."""
     order(project, "before", 2, "SIGKILL")
-    order(project, "first before", 2, "SIGTERM")
-    said = said_by(start(*TRAIN, "--out", "two"), 143)
+    (project / "stopping.py").write_text(
+        "import os, signal, sys\n"
+        "from oncurve.cluster.sharding.shard_learner import ShardLearner\n"
+        "real = ShardLearner.accumulate_part\n"
+        "def stopping(self, part):\n"
+        "    if self.rank == 0 and self.optimizer.steps == 2:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return real(self, part)\n"
+        "ShardLearner.accumulate_part = stopping\n"
+        "sys.argv = ['oncurve', *sys.argv[1:]]\n"
+        "from oncurve.cli import main\n"
+        "main()\n"
+    )
+    said = said_by(start(*TRAIN, "--out", "two", begin=["stopping.py"]), 143)
     assert "stopped by SIGTERM; to continue after step 2: oncurve resume two" in said
     assert "; the run goes back" not in said
     assert "Traceback" not in said

@@ -21,10 +21,7 @@ from oncurve.models.loading import hub
 from oncurve.run.directory.folder import RunDirectory
 
 EXACT = RECIPE.replace('kind = "regex"\npattern = "w1"\nprocesses = 1', 'kind = "exact"')
-NEEDS_THE_MODEL = [
-    *table("mistakes", "needs_the_model"),
-    '{"prompt":[1' + "0" * 30 + "]}",
-]
+NEEDS_THE_MODEL = {*table("mistakes", "needs_the_model"), '{"prompt":[1' + "0" * 30 + "]}"}
 """Mistakes that only the loaded model or its tokenizer shows, or the first file, which is written after that."""
 
 
@@ -39,7 +36,7 @@ def not_loaded(request: pytest.FixtureRequest, loads: list[str], monkeypatch: py
     yield
     case = getattr(request.node, "callspec", None)
     names = {request.node.name, *(case.params.values() if case is not None else ())}
-    assert not loads or names & set(NEEDS_THE_MODEL), "the model was loaded before the mistake was found"
+    assert not loads or names & NEEDS_THE_MODEL, "the model was loaded before the mistake was found"
 
 
 @pytest.fixture

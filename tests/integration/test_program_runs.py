@@ -13,6 +13,7 @@ import oncurve
 import oncurve.models.tiny
 from fakes import agents
 from fakes.killed_runs import compare, finish, kill_all, start, until_checkpoints
+from fakes.tables import table
 from oncurve import durable
 from oncurve.base.errors import ConfigError
 from oncurve.config.trust import brought
@@ -72,19 +73,8 @@ def test_the_command_of_a_folder_from_elsewhere_is_named_before_it_runs():
 def test_a_run_that_is_killed_with_its_programs_leaves_none_and_goes_on_to_the_same_bits(model, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"{number}", "aside": number % 2}) + "\n" for number in range(12)))
-    words = [
-        f"data.path={rows}",
-        f"model.path={model}",
-        f"environment.program={Path(agents.__file__)}:talk",
-        "environment.processes=2",
-        "data.prompts_per_step=2",
-        "rollout.group_size=2",
-        "rollout.max_new_tokens=40",
-        "rollouts.keep=all",
-        "run.steps=6",
-        "checkpoint.every=1",
-        "checkpoint.keep=100",
-    ]
+    program = f"environment.program={Path(agents.__file__)}:talk"
+    words = [f"data.path={rows}", f"model.path={model}", program, *table("program_runs", "words")]
     finish("train", "grpo", *words, "--out", str(tmp_path / "whole"))
     out, chance = tmp_path / "killed", random.Random(3)
     arguments = ["train", "grpo", *words, "--out", str(out)]

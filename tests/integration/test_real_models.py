@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,7 @@ def oncurve(*arguments: str) -> str:
     return done.stdout
 
 
-def groups_of(out: Path, step: int) -> list[dict]:
-    return list(RolloutIndex(out).groups(step))
-
-
-def reference_loss(network: torch.nn.Module, groups: list[dict]) -> float:
+def reference_loss(network: torch.nn.Module, groups: Iterable[dict]) -> float:
     """Mean negative log-probability of the completions' tokens under the model as it was given, in nats."""
     total, count = 0.0, 0
     for group in groups:
@@ -60,7 +57,8 @@ def test_a_word_becomes_three_times_as_frequent_and_stories_stay_stories(test_da
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert metrics[-1]["reward/mean"] >= 3 * metrics[0]["reward/mean"]
     given = AutoModelForCausalLM.from_pretrained(model).eval()
-    assert reference_loss(given, groups_of(out, 16)) - reference_loss(given, groups_of(out, 1)) <= 0.3
+    first, last = (reference_loss(given, RolloutIndex(out).groups(step)) for step in (1, 16))
+    assert last - first <= 0.3
 
 
 def test_a_model_that_solves_nothing_is_told_what_that_means(test_data: Path, tmp_path: Path) -> None:

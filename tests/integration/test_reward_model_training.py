@@ -161,13 +161,7 @@ def test_a_signal_ends_it_after_its_update_and_it_goes_on_exactly(
     assert equals_whole(out, kind)
 
 
-LEARNER = ("oncurve.reward_models.learner", "RewardLearner")
-KILLS = [
-    *((*LEARNER, "update", count) for count in (1, 6, 8)),
-    (*LEARNER, "save", 1),
-    ("oncurve.durable.directory", "", "_move_into_place", 2),
-    ("oncurve.durable", "", "prune", 2),
-]
+KILLS = [tuple(place) for place in table("reward_model_training", "kills")]
 
 
 @pytest.mark.slow

@@ -60,7 +60,9 @@ def test_measuring_tokens_changes_no_bit_of_the_run_and_takes_one_pass_more_wher
         assert Path("0", file).read_bytes() == Path("1", file).read_bytes(), file
 
 
-def test_a_group_is_shown_with_what_the_step_changed_most(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_shown_with_what_the_step_changed_most_and_places_that_are_not_there_are_named(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command("train", "recipe.toml", *SETTINGS, "run.steps=3", "--out", "out").fine()
     listed = command("show", "out", "--step", "2", "--json").fine()
     of_step = json.loads(listed.out.splitlines()[-1])
@@ -95,10 +97,6 @@ def test_a_group_is_shown_with_what_the_step_changed_most(command: Command, monk
         assert RolloutIndex(Path("out")).changed(2, 9) == list(found_in)
     one = look_at(Path("out"), 2, 1, top["completion"])
     assert [item["completion"] for item in one["completions"]] == [top["completion"]]
-    places_that_are_not_there_are_named_and_a_killed_step_is_read(command)
-
-
-def places_that_are_not_there_are_named_and_a_killed_step_is_read(command: Command) -> None:
     for words, error in table("show", "places_that_are_not_there"):
         said = command("show", "out", *words)
         assert (said.code, error in said.err) == (2, True), said.err

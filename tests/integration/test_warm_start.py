@@ -33,7 +33,7 @@ def site(laid_out: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(site: Path) -> Path:
-    finish("train", str(site / "recipe.toml"), "--out", str(site / "whole"))
+    oncurve.train(site / "recipe.toml", out=site / "whole").close()
     return site / "whole"
 
 

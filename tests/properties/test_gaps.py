@@ -119,7 +119,7 @@ def measure(objective: str, regularizer: Regularizer, batch: TrainBatch, seen: T
     kl_aggregation=st.sampled_from([None, *AGGREGATION_KINDS]),
     on_policy=st.booleans(),
 )
-@settings(max_examples=16)
+@settings(max_examples=10)
 def test_losses_gradients_and_statistics_are_those_of_the_trained_tokens(
     objective: str, aggregation: str, seed: int, estimator: str, kl_aggregation: str | None, on_policy: bool
 ) -> None:
@@ -149,7 +149,7 @@ def test_losses_gradients_and_statistics_are_those_of_the_trained_tokens(
 
 
 @given(seed=seeds)
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_a_kl_in_the_reward_is_that_of_the_trained_tokens(seed: int) -> None:
     batch = streams(collate(gappy(seed, steps=True)), seed)
     control = KLControl(KLPenalty(where="reward", coef=0.3, target=0.1, horizon=50.0))
@@ -169,7 +169,7 @@ def test_a_kl_in_the_reward_is_that_of_the_trained_tokens(seed: int) -> None:
 
 
 @given(seed=seeds, gamma=st.sampled_from([1.0, 0.9]), lam=st.sampled_from([1e-9, 0.5, 1.0]), scale=st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_gae_goes_from_trained_token_to_trained_token(seed: int, gamma: float, lam: float, scale: bool) -> None:
     batch = streams(collate(gappy(seed, steps=True)), seed)
     rng = random.Random(seed)
@@ -190,7 +190,7 @@ def test_gae_goes_from_trained_token_to_trained_token(seed: int, gamma: float, l
 
 
 @given(seed=seeds)
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_group_and_process_advantages_are_those_of_the_whole_completions(seed: int) -> None:
     """A reward is the completion's, and a step's is credited to all tokens before its end, whoever wrote its last."""
     groups = gappy(seed, steps=True)
@@ -267,7 +267,7 @@ def test_the_learners_gradient_is_the_oracles_however_the_batch_is_cut_and_order
 
 
 @given(seed=seeds)
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_the_learners_statistics_are_those_of_the_trained_tokens(seed: int) -> None:
     learner = make_learner("clipped", "k3", entropy_coef=0.05, tokens_per_micro_batch=12)
     batch = finished(learner, gappy(seed))
@@ -283,7 +283,7 @@ def test_the_learners_statistics_are_those_of_the_trained_tokens(seed: int) -> N
 
 
 @given(seed=seeds, blocks=st.booleans())
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_the_head_gives_trained_tokens_the_plain_gradient_whatever_an_untrained_token_is(
     seed: int, blocks: bool
 ) -> None:

@@ -24,7 +24,7 @@ def random_batch(seed: int) -> TrainBatch:
 
 
 @given(seed=seeds, budget=st.integers(1, 60))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_micro_batches_hold_every_row_once_in_order_and_keep_to_the_budget(seed: int, budget: int) -> None:
     batch = random_batch(seed)
     pieces = list(micro_batches(batch, budget))
@@ -45,7 +45,7 @@ def test_micro_batches_hold_every_row_once_in_order_and_keep_to_the_budget(seed:
 
 
 @given(seed=seeds, count=st.integers(1, 6))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_minibatches_hold_every_group_once_and_are_balanced(seed: int, count: int) -> None:
     batch = random_batch(seed)
     pieces = minibatches(batch, count, seed, step=3, pass_index=1)
