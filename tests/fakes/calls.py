@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from oncurve.parallel import World
+from oncurve.processes.fleets.devices import VISIBLE
 
 
 class Counted:
@@ -46,6 +47,19 @@ class Counted:
         self.world.leave()
         self.world = World.join(rank, size, meeting, 30.0)
         return self.world.size == size
+
+
+class Seeing:
+    """Says which GPUs its process sees, and which its nursery saw."""
+
+    def __init__(self) -> None:
+        self.nursery = os.environ.get(VISIBLE)
+
+    def begin(self) -> None:
+        self.own = os.environ.get(VISIBLE)
+
+    def seen(self) -> tuple[str | None, str | None]:
+        return self.nursery, self.own
 
 
 class Refusing:

@@ -150,7 +150,7 @@ class Late(Episode):
     async def reply(self, text, calls):
         self.turn += 1
         Late.replies += not self.waits and self.turn == 2
-        while self.waits and Late.replies < 3:
+        while self.waits and Late.replies < 2:
             await asyncio.sleep(0.001)
         return Reply([{"role": "user", "content": " ."}], done=self.turn == 3)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from fakes.calls import Seeing
 from fakes.deadly import make_deadly
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups, tiny_model
@@ -21,7 +22,7 @@ from oncurve.cluster.ranks import FleetLearner
 from oncurve.cluster.vllm.server import command_line
 from oncurve.learner import state_of
 from oncurve.processes.fleets import HostFleet, ProcessEnded, Replied
-from oncurve.processes.fleets.devices import VISIBLE, Gpus, memory_share, placed
+from oncurve.processes.fleets.devices import Gpus, memory_share, placed
 
 
 def gpus(count: int, *names: str) -> Gpus:
@@ -51,19 +52,6 @@ def test_too_few_gpus_are_refused_with_what_is_needed_and_what_to_lower() -> Non
         placed(gpus(4), 2, 3, 1)
     with pytest.raises(ConfigError, match="1 rank with a GPU each and 1 worker with 0 need 1, and this machine has 0"):
         placed(gpus(0), 1, 1, 0)
-
-
-class Seeing:
-    """Says which GPUs its process sees, and which its nursery saw."""
-
-    def __init__(self) -> None:
-        self.nursery = os.environ.get(VISIBLE)
-
-    def begin(self) -> None:
-        self.own = os.environ.get(VISIBLE)
-
-    def seen(self) -> tuple[str | None, str | None]:
-        return self.nursery, self.own
 
 
 def answers(fleet: HostFleet) -> list[Any]:

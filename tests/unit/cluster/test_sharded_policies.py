@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fakes.adapted import adapted
 from fakes.learning import gradient, relative_error
 from fakes.shards import batch_for, llama, make_learner, sharded, whole_state
 from fakes.tiny_policy import random_groups
@@ -27,6 +26,8 @@ def policy(kind: str, dtype: torch.dtype = torch.float32) -> CausalModel:
     """Return a model with an adapter that is "new" or "trained", or one that trains "all", "tied" or "some" weights."""
     module = llama(tied=kind == "tied").to(dtype)
     if kind in ("new", "trained"):
+        from fakes.adapted import adapted  # with PEFT, which the other kinds need not wait for
+
         return adapted(module, trained=kind == "trained")
     if kind == "some":
         for name, parameter in module.named_parameters():

@@ -21,7 +21,7 @@ from oracles import plain_episodes
 from oracles.plain_truncation import sets_of
 
 TOKENIZER = load_tokenizer(str(Path(oncurve.models.tiny.__file__).parent), local=True)
-SIZE, SEED, MOST = 3, 5, 60
+SIZE, SEED, MOST = 2, 5, 60
 
 
 def table():

@@ -163,7 +163,7 @@ def test_a_broken_program_is_left_out_and_the_others_go_on_as_if_nothing_were():
 def test_a_program_that_was_killed_runs_again_and_gets_the_answers_that_it_got(name, exact, tmp_path, monkeypatch):
     place = tmp_path / "died"
     monkeypatch.setenv("ONCURVE_DEADLY", str(place))
-    given = [{}, {}]
+    given = [{}]
     settings = {"processes": 2, "env_pass": ("ONCURVE_DEADLY",), "exact": exact}
     groups = played(name, given, **settings)
     assert os.path.exists(place)
@@ -176,7 +176,7 @@ def test_a_program_that_was_killed_runs_again_and_gets_the_answers_that_it_got(n
 
 
 def test_calls_at_the_same_time_are_answered_in_the_same_order_each_time():
-    one, two = (played("together", [{}, {}], together_seconds=0.5) for _ in range(2))
+    one, two = (played("together", [{}], together_seconds=0.5) for _ in range(2))
     assert everything(one) == everything(two)
     for group in one:
         assert len(group.completions) == SIZE * 5

@@ -56,7 +56,7 @@ def test_kept_sets_come_from_the_loop_on_the_host():
 
 @pytest.mark.parametrize(
     ("prompts", "copies", "most", "mean", "rows"),
-    [(64, 8, 512, 200, 256), (64, 8, 1024, 300, 256), (96, 16, 1024, 300, 1024)],
+    [(64, 8, 512, 200, 256), (96, 16, 1024, 300, 1024)],
 )
 def test_most_of_what_is_computed_is_part_of_a_completion(prompts, copies, most, mean, rows):
     keys = row_keys(0, 0, torch.arange(prompts).repeat_interleave(copies), torch.arange(copies).repeat(prompts))

@@ -43,10 +43,12 @@ def stories(test_data):
 @pytest.mark.parametrize("path", PATHS)
 def test_greedy_text_begins_as_the_authors_own_program_wrote_it(stories, test_data, path):
     module, tokenizer = stories
-    sampling = Sampling(group_size=1, max_new_tokens=200, temperature=0)
+    sampling = Sampling(group_size=1, max_new_tokens=100, temperature=0)
     group = rollout(PATHS[path](module), [Prompt(0, "", (1,))], sampling, tokenizer)[0]
     expected = (test_data / "models" / "stories260k" / "expected_greedy_200.txt").read_text().rstrip("\n")
-    assert group.completions[0].text.startswith(expected)
+    text = group.completions[0].text
+    assert len(text) > 250
+    assert expected.startswith(text)
 
 
 @pytest.mark.parametrize("path", PATHS)

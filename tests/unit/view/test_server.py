@@ -129,7 +129,7 @@ def test_text_is_found_in_whole_prompts_and_completions_in_parts(client, site: P
     monkeypatch.setattr("oncurve.view.library.SEARCH_SECONDS", 0.0)
     files = RolloutFiles(site / "runs" / "a")
     texts = ["x" * 500 + ' Straße "7"\n', "reward ids", "\u2028 advantage", "none", "STRASSE"]
-    texts += [f"some {number}" for number in range(45)]
+    texts += [f"some {number}" for number in range(15)]
     records = [record(number, text) for number, text in enumerate(texts)]
     records[3]["completions"][1]["text"] = "a completion with a STRASSE in it"
     records[4]["prompt"]["text"], records[4]["completions"][0]["text"] = "none", "none"
