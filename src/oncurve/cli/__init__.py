@@ -1,3 +1,3 @@
 """The `oncurve` command."""
 
-from oncurve.cli.root import app as app, main as main
+from oncurve.cli.root import app, main

@@ -16,12 +16,7 @@ Built and not run: GPUs (processes/fleets/devices.py).
 Not covered: shards of a model on GPUs, ranks of a critic, the training of reward models.
 """
 
-from oncurve.cluster.facts import ClusterFacts as ClusterFacts
-from oncurve.cluster.making import Cluster as Cluster
-from oncurve.cluster.settings import (
-    CLUSTER_KINDS as CLUSTER_KINDS,
-    HostCluster as HostCluster,
-    check_cluster as check_cluster,
-    cluster_meant as cluster_meant,
-)
-from oncurve.cluster.workers import Snapshot as Snapshot, Worker as Worker
+from oncurve.cluster.facts import ClusterFacts
+from oncurve.cluster.making import Cluster
+from oncurve.cluster.settings import CLUSTER_KINDS, HostCluster, check_cluster, cluster_meant
+from oncurve.cluster.workers import Snapshot, Worker

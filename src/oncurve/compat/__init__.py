@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.compat.dialect import Dialect as Dialect, Key as Key, Translation as Translation
-    from oncurve.compat.openrlhf import from_openrlhf as from_openrlhf
-    from oncurve.compat.recipe import config_of as config_of, recipe_of as recipe_of
-    from oncurve.compat.rlox import (
-        compute_batch_group_advantages as compute_batch_group_advantages,
-        compute_group_advantages as compute_group_advantages,
-    )
-    from oncurve.compat.token_grpo import GRPO as GRPO
+    from oncurve.compat.dialect import Dialect, Key, Translation
+    from oncurve.compat.openrlhf import from_openrlhf
+    from oncurve.compat.recipe import config_of, recipe_of
+    from oncurve.compat.rlox import compute_batch_group_advantages, compute_group_advantages
+    from oncurve.compat.token_grpo import GRPO
 
 
 __getattr__, __all__ = lazily(__name__)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy  # noqa: F401 - before torch, whose C code imports it and would swallow an interrupt that comes meanwhile
+import numpy  # before torch, whose C code imports it and would swallow an interrupt that comes meanwhile
 
 from oncurve.base.lazy import lazily
 

@@ -1,12 +1,4 @@
 """A run in a terminal or a notebook: its progress, and what its texts need there."""
 
-from oncurve.display.progress import Progress as Progress, run_card as run_card
-from oncurve.display.screen import (
-    Screen as Screen,
-    is_plain as is_plain,
-    one_line as one_line,
-    printable as printable,
-    say as say,
-    sparkline as sparkline,
-    wrapped as wrapped,
-)
+from oncurve.display.progress import Progress, run_card
+from oncurve.display.screen import Screen, is_plain, one_line, printable, say, sparkline, wrapped

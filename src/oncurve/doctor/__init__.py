@@ -8,4 +8,4 @@ Covered: rewards that are all the same, and why; rates, KL, entropy, lengths; su
 between sampler and learner; faults, time and memory. Not covered: whether a reward measures what it should.
 """
 
-from oncurve.doctor.examine import Watch as Watch, diagnose as diagnose, in_words as in_words
+from oncurve.doctor.examine import Watch, diagnose, in_words

@@ -18,44 +18,38 @@ from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.durable.directory import (
-        MANIFEST as MANIFEST,
-        new_directory as new_directory,
-        newest_valid as newest_valid,
-        numbered as numbered,
-        prune as prune,
-        sweep as sweep,
-        sweep_dead as sweep_dead,
-        verify as verify,
-        write_directory as write_directory,
+        MANIFEST,
+        new_directory,
+        newest_valid,
+        numbered,
+        prune,
+        sweep,
+        sweep_dead,
+        verify,
+        write_directory,
     )
     from oncurve.durable.files import (
-        LEFTOVER as LEFTOVER,
-        DiskError as DiskError,
-        StorageError as StorageError,
-        discard as discard,
-        fetch as fetch,
-        own_folder as own_folder,
-        problem_with_stored as problem_with_stored,
-        read_json as read_json,
-        read_tensors as read_tensors,
-        save_tensors as save_tensors,
-        sha256 as sha256,
-        storage_errors as storage_errors,
-        store as store,
-        stored_names as stored_names,
-        sync_files as sync_files,
-        temporary_name as temporary_name,
-        to_json as to_json,
-        write_file as write_file,
+        LEFTOVER,
+        DiskError,
+        StorageError,
+        discard,
+        fetch,
+        own_folder,
+        problem_with_stored,
+        read_json,
+        read_tensors,
+        save_tensors,
+        sha256,
+        storage_errors,
+        store,
+        stored_names,
+        sync_files,
+        temporary_name,
+        to_json,
+        write_file,
     )
-    from oncurve.durable.guard import (
-        LockedError as LockedError,
-        foreign as foreign,
-        hold as hold,
-        is_at as is_at,
-        is_held as is_held,
-    )
-    from oncurve.durable.log import AppendLog as AppendLog, read_log as read_log
-    from oncurve.durable.tensors import LazyTensors as LazyTensors, digest as digest
+    from oncurve.durable.guard import LockedError, foreign, hold, is_at, is_held
+    from oncurve.durable.log import AppendLog, read_log
+    from oncurve.durable.tensors import LazyTensors, digest
 
 __getattr__, __all__ = lazily(__name__)

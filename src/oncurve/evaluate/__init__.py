@@ -9,18 +9,5 @@ What is covered: exact estimators, intervals that do not collapse at 0 % and 100
 What is not covered: comparing two policies on rewards that are not 0 or 1 (use `bootstrap` on the differences).
 """
 
-from oncurve.evaluate.estimators import (
-    Interval as Interval,
-    bootstrap as bootstrap,
-    maj_at_k as maj_at_k,
-    paired_difference as paired_difference,
-    pass_at_k as pass_at_k,
-    wilson as wilson,
-)
-from oncurve.evaluate.evaluation import (
-    EVALUATION_DRAW as EVALUATION_DRAW,
-    NO_VERIFIER as NO_VERIFIER,
-    Evaluation as Evaluation,
-    evaluate as evaluate,
-    part_is_1 as part_is_1,
-)
+from oncurve.evaluate.estimators import Interval, bootstrap, maj_at_k, paired_difference, pass_at_k, wilson
+from oncurve.evaluate.evaluation import EVALUATION_DRAW, NO_VERIFIER, Evaluation, evaluate, part_is_1

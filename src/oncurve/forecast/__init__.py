@@ -10,22 +10,9 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.forecast.command import (
-        check_memory as check_memory,
-        forecast_command as forecast_command,
-        training_bytes as training_bytes,
-    )
-    from oncurve.forecast.shapes import (
-        MACHINES as MACHINES,
-        MODELS as MODELS,
-        Machine as Machine,
-        ModelShape as ModelShape,
-    )
-    from oncurve.forecast.unloaded import (
-        read_model_config as read_model_config,
-        room_for_prompts as room_for_prompts,
-        stored_tokenizer as stored_tokenizer,
-    )
+    from oncurve.forecast.command import check_memory, forecast_command, training_bytes
+    from oncurve.forecast.shapes import MACHINES, MODELS, Machine, ModelShape
+    from oncurve.forecast.unloaded import read_model_config, room_for_prompts, stored_tokenizer
 
 
 __getattr__, __all__ = lazily(__name__)

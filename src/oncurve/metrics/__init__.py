@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.metrics.accumulator import Metrics as Metrics
-    from oncurve.metrics.metric import METRICS as METRICS, Metric as Metric, declared as declared
-    from oncurve.metrics.numbers import share as share, short as short
+    from oncurve.metrics.accumulator import Metrics
+    from oncurve.metrics.metric import METRICS, Metric, declared
+    from oncurve.metrics.numbers import share, short
 
 __getattr__, __all__ = lazily(__name__)

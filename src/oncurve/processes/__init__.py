@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.processes.minder import Minder as Minder
-    from oncurve.processes.spawn import (
-        environment_of as environment_of,
-        kind_of_fault as kind_of_fault,
-        last_words as last_words,
-    )
+    from oncurve.processes.minder import Minder
+    from oncurve.processes.spawn import environment_of, kind_of_fault, last_words
 
 __getattr__, _ = lazily(__name__)  # a process that is started imports its own side alone

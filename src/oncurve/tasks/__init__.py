@@ -2,13 +2,8 @@
 
 from collections.abc import Callable
 
-from oncurve.tasks.arithmetic import (
-    check_steps as check_steps,
-    is_correct as is_correct,
-    read_question as read_question,
-    row,
-)
-from oncurve.tasks.reasoning_gym import reasoning_dataset as reasoning_dataset
+from oncurve.tasks.arithmetic import check_steps, is_correct, read_question, row
+from oncurve.tasks.reasoning_gym import reasoning_dataset
 
 KINDS: dict[str, Callable[..., dict[str, str]]] = {"arithmetic": row}
 """By a task's name: the row of a split, a number and the seed of training problems."""

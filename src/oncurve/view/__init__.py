@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.view.command import copy_runs as copy_runs, view as view
-    from oncurve.view.front import FOLDER as FOLDER, bundle as bundle
-    from oncurve.view.library import Library as Library
-    from oncurve.view.server import application as application
+    from oncurve.view.command import copy_runs, view
+    from oncurve.view.front import FOLDER, bundle
+    from oncurve.view.library import Library
+    from oncurve.view.server import application
 
 __getattr__, __all__ = lazily(__name__)

@@ -3,5 +3,5 @@
 The gradient of an update is cut into shards (rank.py).
 """
 
-from oncurve.cluster.ranks.learner import FleetLearner as FleetLearner, RankedLearner as RankedLearner, joined as joined
-from oncurve.cluster.ranks.rank import GradientShards as GradientShards, Rank as Rank
+from oncurve.cluster.ranks.learner import FleetLearner, RankedLearner, joined
+from oncurve.cluster.ranks.rank import GradientShards, Rank

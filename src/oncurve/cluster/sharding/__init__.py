@@ -6,5 +6,5 @@ divided.py          models whose parameters are shards, and a rank's recipe with
 connection.py       ranks join, leave, and send each other what they have a part of
 """
 
-from oncurve.cluster.sharding.divided import Outline as Outline, offloading as offloading
-from oncurve.cluster.sharding.sharded import ShardedLearner as ShardedLearner, ShardRank as ShardRank
+from oncurve.cluster.sharding.divided import Outline, offloading
+from oncurve.cluster.sharding.sharded import ShardedLearner, ShardRank

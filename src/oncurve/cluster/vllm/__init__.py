@@ -5,5 +5,5 @@ server.py   a server: its start, its routes, its faults
 guard.py    the server's own part: no answer without its key
 """
 
-from oncurve.cluster.vllm.engine import VllmEngine as VllmEngine
-from oncurve.cluster.vllm.server import vllm_program as vllm_program
+from oncurve.cluster.vllm.engine import VllmEngine
+from oncurve.cluster.vllm.server import vllm_program

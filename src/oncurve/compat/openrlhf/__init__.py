@@ -7,6 +7,6 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.compat.openrlhf.functions import ABOUT as ABOUT, DIALECT as DIALECT, from_openrlhf as from_openrlhf
+    from oncurve.compat.openrlhf.functions import ABOUT, DIALECT, from_openrlhf
 
 __getattr__, __all__ = lazily(__name__)

@@ -7,12 +7,6 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.compat.verl.reading import (
-        ABOUT as ABOUT,
-        DIALECT as DIALECT,
-        VerlReading as VerlReading,
-        read as read,
-        train_verl as train_verl,
-    )
+    from oncurve.compat.verl.reading import ABOUT, DIALECT, VerlReading, read, train_verl
 
 __getattr__, __all__ = lazily(__name__)

@@ -1,6 +1,6 @@
 """Parts of a network and what is done to them: blocks, norms, prepacked weights, rotations, checkpointing."""
 
-from oncurve.models.layers.activation_checkpointing import recompute_layers as recompute_layers
-from oncurve.models.layers.lengths import stated_positions as stated_positions
-from oncurve.models.layers.prepacked_weights import prepacked_bytes as prepacked_bytes
-from oncurve.models.layers.rotation import reach_of as reach_of, set_reach as set_reach
+from oncurve.models.layers.activation_checkpointing import recompute_layers
+from oncurve.models.layers.lengths import stated_positions
+from oncurve.models.layers.prepacked_weights import prepacked_bytes
+from oncurve.models.layers.rotation import reach_of, set_reach

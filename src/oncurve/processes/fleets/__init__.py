@@ -7,17 +7,10 @@ serving.py      messages between both sides, and a process's: how it makes its o
 devices.py      which GPU each process has
 """
 
-from oncurve.processes.fleets.devices import (
-    CPU as CPU,
-    Gpus as Gpus,
-    Placement as Placement,
-    gpus_of as gpus_of,
-    memory_share as memory_share,
-    placed as placed,
-)
-from oncurve.processes.fleets.fleet import Failed as Failed, Fleet as Fleet, Replied as Replied
-from oncurve.processes.fleets.health import ProcessEnded as ProcessEnded
-from oncurve.processes.fleets.host_fleet import HostFleet as HostFleet
-from oncurve.processes.fleets.ray_fleet import RayFleet as RayFleet
-from oncurve.processes.fleets.ray_session import MISSING as MISSING, check_address as check_address
-from oncurve.processes.fleets.serving import ProcessorPickler as ProcessorPickler, pickled as pickled
+from oncurve.processes.fleets.devices import CPU, Gpus, Placement, gpus_of, memory_share, placed
+from oncurve.processes.fleets.fleet import Failed, Fleet, Replied
+from oncurve.processes.fleets.health import ProcessEnded
+from oncurve.processes.fleets.host_fleet import HostFleet
+from oncurve.processes.fleets.ray_fleet import RayFleet
+from oncurve.processes.fleets.ray_session import MISSING, check_address
+from oncurve.processes.fleets.serving import ProcessorPickler, pickled

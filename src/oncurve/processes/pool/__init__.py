@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.processes.pool.pool import Job as Job, WorkerPool as WorkerPool
-    from oncurve.processes.pool.worker import WorkerReply as WorkerReply
+    from oncurve.processes.pool.pool import Job, WorkerPool
+    from oncurve.processes.pool.worker import WorkerReply
 
 __getattr__, _ = lazily(__name__)  # a worker imports its own side alone
