@@ -19,7 +19,7 @@ from oncurve.kl import KL_KINDS
 from oncurve.reward_models import REWARD_EXAMPLE_KINDS
 
 
-def complaint(*overrides: str, recipe: str | Path = "grpo", settings: dict[str, Any] | None = None) -> str:
+def complaint(*overrides: str, recipe: str | Path | None = None, settings: dict[str, Any] | None = None) -> str:
     return message_of(ConfigError, load_config, recipe, overrides, settings=settings)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import oncurve
 from fakes.tables import table
@@ -24,6 +24,7 @@ VALUES = st.lists(st.sampled_from([0.0, 3.0, -2.0, 5.5, 1e6, math.nan, math.inf,
 
 
 @pytest.mark.parametrize("key", REDUCED)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(VALUES, st.sampled_from(["one by one", "at once", "under a mask"]), st.booleans())))
 def test_observations_become_one_number_however_they_come(key: str, pieces: list[Any]) -> None:
     """One by one, many at once, in tensors of which a mask leaves out the half, and by any number of collectors."""

@@ -70,8 +70,9 @@ def test_two_blocks_a_layer_and_every_norm_are_replaced_once_under_their_names(n
     assert {part: type(part) for part in parts_of(module)} == parts
 
 
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [*((rows, torch.float64) for rows in ROWS.values()), (RAGGED, torch.float32)]
+)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_forward_equals_the_plain_one_in_value_and_gradient(name, rows, dtype):
     module = replaced(name, dtype)

@@ -68,7 +68,7 @@ def test_a_function_is_traced_once_for_all_sizes_and_computes_the_same(name):
 
     torch._dynamo.reset()
     traced = torch.compile(function.__wrapped__, backend=backend, dynamic=True, fullgraph=True)
-    for n in (5, 9, 12):
+    for n in (5, 9):
         given = arguments(n)
         again = copy.deepcopy(given)  # what is one tensor stays one
         torch.testing.assert_close((traced(*again), again), (function(*given), given))
