@@ -37,7 +37,7 @@ def trained(model, name, steps=2, **environment):
     settings = {
         "rollout": {"group_size": 2, "max_new_tokens": 40},
         "data": {"prompts_per_step": 2},
-        "environment": {"program": f"{Path(agents.__file__)}:{name}", "processes": 2, **environment},
+        "environment": {"program": f"{Path(agents.__file__)}:{name}", "processes": 1, **environment},
     }
     rows = [{"prompt": f"{number}", "aside": number % 2} for number in range(4)]
     groups = []
