@@ -16,24 +16,17 @@ whole reward, the KL included where it is part of the reward. It states of itsel
 
 from dataclasses import dataclass
 
-from oncurve.advantages.demonstration import DemonstrationAdvantage as DemonstrationAdvantage
-from oncurve.advantages.distill import Distill as Distill, distillation_advantages as distillation_advantages
-from oncurve.advantages.gae import GAEAdvantage as GAEAdvantage, gae as gae
-from oncurve.advantages.gdpo import GDPOAdvantage as GDPOAdvantage
-from oncurve.advantages.group import (
-    GroupAdvantage as GroupAdvantage,
-    OutcomeAdvantage as OutcomeAdvantage,
-    group_advantages as group_advantages,
-)
-from oncurve.advantages.maxrl import MaxRLAdvantage as MaxRLAdvantage, maxrl_advantages as maxrl_advantages
-from oncurve.advantages.opo import OPOAdvantage as OPOAdvantage, opo_advantages as opo_advantages
-from oncurve.advantages.passk import PassKAdvantage as PassKAdvantage, passk_advantages as passk_advantages
-from oncurve.advantages.process import ProcessAdvantage as ProcessAdvantage, process_advantages as process_advantages
-from oncurve.advantages.reinforce_pp import (
-    ReinforcePPAdvantage as ReinforcePPAdvantage,
-    ReinforcePPBaselineAdvantage as ReinforcePPBaselineAdvantage,
-)
-from oncurve.advantages.rloo import RLOOAdvantage as RLOOAdvantage, rloo_advantages as rloo_advantages
+from oncurve.advantages.demonstration import DemonstrationAdvantage
+from oncurve.advantages.distill import Distill, distillation_advantages
+from oncurve.advantages.gae import GAEAdvantage, gae
+from oncurve.advantages.gdpo import GDPOAdvantage
+from oncurve.advantages.group import GroupAdvantage, OutcomeAdvantage, group_advantages
+from oncurve.advantages.maxrl import MaxRLAdvantage, maxrl_advantages
+from oncurve.advantages.opo import OPOAdvantage, opo_advantages
+from oncurve.advantages.passk import PassKAdvantage, passk_advantages
+from oncurve.advantages.process import ProcessAdvantage, process_advantages
+from oncurve.advantages.reinforce_pp import ReinforcePPAdvantage, ReinforcePPBaselineAdvantage
+from oncurve.advantages.rloo import RLOOAdvantage, rloo_advantages
 from oncurve.components import Component, lacking, misstated, nested_in, stated, unflagged
 
 ADVANTAGE_NEEDS = frozenset({"siblings", "values", "steps", "components", "nonnegative", "teacher", "demonstrations"})

@@ -20,56 +20,40 @@ import numpy  # before torch, whose C code imports it and would swallow an inter
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.config.arguments import (
-        check_argument_names as check_argument_names,
-        explains_arguments as explains_arguments,
-        tables_of as tables_of,
-    )
+    from oncurve.config.arguments import check_argument_names, explains_arguments, tables_of
     from oncurve.config.layers import (
-        CODE_PATH as CODE_PATH,
-        FILE_KEYS as FILE_KEYS,
-        MODULE_PATH as MODULE_PATH,
-        Layer as Layer,
-        find_recipe as find_recipe,
-        names_model as names_model,
-        names_recipe as names_recipe,
-        read_layers as read_layers,
-        read_table as read_table,
-        yaml_node as yaml_node,
+        CODE_PATH,
+        FILE_KEYS,
+        MODULE_PATH,
+        Layer,
+        find_recipe,
+        names_model,
+        names_recipe,
+        read_layers,
+        read_table,
+        yaml_node,
     )
-    from oncurve.config.loading import (
-        brought_by as brought_by,
-        default_tables as default_tables,
-        load as load,
-        load_config as load_config,
-        to_tables as to_tables,
-        to_toml as to_toml,
-    )
+    from oncurve.config.loading import brought_by, default_tables, load, load_config as load_config, to_tables, to_toml
     from oncurve.config.rules.combinations import (
-        check_columns as check_columns,
-        check_complete as check_complete,
-        check_config as check_config,
-        inert_rules as inert_rules,
-        trials_on as trials_on,
-        try_rewards as try_rewards,
+        check_columns,
+        check_complete,
+        check_config,
+        inert_rules,
+        trials_on,
+        try_rewards,
     )
-    from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section
-    from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig
+    from oncurve.config.schema import IN_MEMORY, Schema, Section
+    from oncurve.config.sections import RUN, CheckpointSettings, RunConfig
     from oncurve.config.sentences.plan import (
-        AdapterFacts as AdapterFacts,
-        RunFacts as RunFacts,
+        AdapterFacts,
+        RunFacts,
         explain as explain,
-        explain_key as explain_key,
-        plan as plan,
-        sentences_of as sentences_of,
+        explain_key,
+        plan,
+        sentences_of,
     )
-    from oncurve.config.starting import write_recipe as write_recipe
-    from oncurve.config.trust import (
-        MADE_HERE as MADE_HERE,
-        SIGNATURES as SIGNATURES,
-        signatures as signatures,
-        unsigned as unsigned,
-    )
+    from oncurve.config.starting import write_recipe
+    from oncurve.config.trust import MADE_HERE, SIGNATURES, signatures, unsigned
 
 
 __getattr__, __all__ = lazily(__name__)

@@ -15,19 +15,13 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.environments.dialogue import Dialogue as Dialogue
-    from oncurve.environments.engine import EpisodeEngine as EpisodeEngine
-    from oncurve.environments.episode import Episode as Episode, Reply as Reply, ToolCall as ToolCall
-    from oncurve.environments.host import Host as Host, asked as asked, rehearsed as rehearsed
-    from oncurve.environments.kinds import ENVIRONMENT_KINDS as ENVIRONMENT_KINDS
-    from oncurve.environments.programs import Programs as Programs
-    from oncurve.environments.settings import (
-        Endpoint as Endpoint,
-        EnvironmentSettings as EnvironmentSettings,
-        NoEnvironment as NoEnvironment,
-        Tools as Tools,
-        environment_meant as environment_meant,
-    )
-    from oncurve.environments.tools import ToolsEpisode as ToolsEpisode
+    from oncurve.environments.dialogue import Dialogue
+    from oncurve.environments.engine import EpisodeEngine
+    from oncurve.environments.episode import Episode as Episode, Reply as Reply, ToolCall
+    from oncurve.environments.host import Host, asked, rehearsed
+    from oncurve.environments.kinds import ENVIRONMENT_KINDS
+    from oncurve.environments.programs import Programs
+    from oncurve.environments.settings import Endpoint, EnvironmentSettings, NoEnvironment, Tools, environment_meant
+    from oncurve.environments.tools import ToolsEpisode
 
 __getattr__, _ = lazily(__name__)  # a worker imports its own side, without torch

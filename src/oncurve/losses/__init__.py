@@ -24,61 +24,53 @@ and a correction
 """
 
 from oncurve.losses.aggregate import (
-    Aggregation as Aggregation,
-    PolicyAndApart as PolicyAndApart,
-    SeqMeanTokenMean as SeqMeanTokenMean,
-    SeqMeanTokenSum as SeqMeanTokenSum,
-    SeqMeanTokenSumNorm as SeqMeanTokenSumNorm,
-    TokenMean as TokenMean,
-    TokenSum as TokenSum,
-    check_aggregation as check_aggregation,
-    grows_with_batch as grows_with_batch,
-    resolved as resolved,
+    Aggregation,
+    PolicyAndApart,
+    SeqMeanTokenMean,
+    SeqMeanTokenSum,
+    SeqMeanTokenSumNorm,
+    TokenMean,
+    TokenSum,
+    check_aggregation,
+    grows_with_batch,
+    resolved,
 )
 from oncurve.losses.clipped import Clipped as Clipped, clipped_surrogate as clipped_surrogate
 from oncurve.losses.correction import (
-    Correction as Correction,
+    Correction,
     ImportanceWeights as ImportanceWeights,
-    Masked as Masked,
-    NoCorrection as NoCorrection,
-    Truncated as Truncated,
-    check_correction as check_correction,
-    corrects as corrects,
+    Masked,
+    NoCorrection,
+    Truncated,
+    check_correction,
+    corrects,
     importance_ratios as importance_ratios,
 )
-from oncurve.losses.dppo import Dppo as Dppo, binary_kl as binary_kl, binary_tv as binary_tv
-from oncurve.losses.entropy import EntropyBonus as EntropyBonus
-from oncurve.losses.gmpo import Gmpo as Gmpo
-from oncurve.losses.kinds import (
-    AGGREGATION_KINDS as AGGREGATION_KINDS,
-    CORRECTION_KINDS as CORRECTION_KINDS,
-    OBJECTIVE_KINDS as OBJECTIVE_KINDS,
-)
+from oncurve.losses.dppo import Dppo, binary_kl, binary_tv
+from oncurve.losses.entropy import EntropyBonus
+from oncurve.losses.gmpo import Gmpo
+from oncurve.losses.kinds import AGGREGATION_KINDS, CORRECTION_KINDS, OBJECTIVE_KINDS
 from oncurve.losses.objectives import (
-    Objective as Objective,
-    check_objective as check_objective,
-    corrects_for_sampler as corrects_for_sampler,
-    expected_aggregation as expected_aggregation,
-    has_importance_ratio as has_importance_ratio,
-    objective_loss as objective_loss,
-    objective_note as objective_note,
-    reads_reference as reads_reference,
-    zero_gradient_at_zero_advantage as zero_gradient_at_zero_advantage,
-    zero_statistics as zero_statistics,
+    Objective,
+    check_objective,
+    corrects_for_sampler,
+    expected_aggregation,
+    has_importance_ratio,
+    objective_loss,
+    objective_note,
+    reads_reference,
+    zero_gradient_at_zero_advantage,
+    zero_statistics,
 )
-from oncurve.losses.policy_gradient import Cispo as Cispo, Reinforce as Reinforce
-from oncurve.losses.preference import bradley_terry as bradley_terry, step_cross_entropy as step_cross_entropy
+from oncurve.losses.policy_gradient import Cispo, Reinforce
+from oncurve.losses.preference import bradley_terry, step_cross_entropy
 from oncurve.losses.ratios import (
     ratio_stats as ratio_stats,
     token_log_ratio as token_log_ratio,
     trained_advantages as trained_advantages,
 )
-from oncurve.losses.regularize import KLPenalty as KLPenalty, Regularizer as Regularizer
-from oncurve.losses.sapo import Sapo as Sapo, soft_gate as soft_gate
-from oncurve.losses.sequence import Gspo as Gspo, SequenceProduct as SequenceProduct
-from oncurve.losses.tokens import (
-    WithoutOffPolicy as WithoutOffPolicy,
-    off_policy as off_policy,
-    top_entropy as top_entropy,
-)
-from oncurve.losses.value import ValueLoss as ValueLoss, value_loss as value_loss
+from oncurve.losses.regularize import KLPenalty, Regularizer
+from oncurve.losses.sapo import Sapo, soft_gate
+from oncurve.losses.sequence import Gspo, SequenceProduct
+from oncurve.losses.tokens import WithoutOffPolicy, off_policy, top_entropy
+from oncurve.losses.value import ValueLoss, value_loss

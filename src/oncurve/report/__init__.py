@@ -10,37 +10,20 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.report.index import Pieces as Pieces, RolloutIndex as RolloutIndex, packed_tokens as packed_tokens
-    from oncurve.report.page import (
-        Page as Page,
-        ShownGroups as ShownGroups,
-        charts_page as charts_page,
-        render_report as render_report,
-        report_page as report_page,
-        write_report as write_report,
-    )
-    from oncurve.report.records import (
-        RunRecord as RunRecord,
-        group_record as group_record,
-        plain as plain,
-        read_run as read_run,
-    )
-    from oncurve.report.rollouts import (
-        TOKENS as TOKENS,
-        EvaluationFiles as EvaluationFiles,
-        RolloutFiles as RolloutFiles,
-        steps_in_words as steps_in_words,
-    )
+    from oncurve.report.index import Pieces, RolloutIndex as RolloutIndex, packed_tokens
+    from oncurve.report.page import Page, ShownGroups, charts_page, render_report, report_page, write_report
+    from oncurve.report.records import RunRecord, group_record, plain, read_run
+    from oncurve.report.rollouts import TOKENS, EvaluationFiles, RolloutFiles, steps_in_words
     from oncurve.report.show import (
-        answer_column as answer_column,
-        answer_of_row as answer_of_row,
-        link as link,
-        look_at as look_at,
-        look_at_flips as look_at_flips,
-        most_changed as most_changed,
-        show_text as show_text,
-        table as table,
+        answer_column,
+        answer_of_row,
+        link,
+        look_at,
+        look_at_flips,
+        most_changed,
+        show_text,
+        table,
     )
-    from oncurve.report.templates import rendered as rendered
+    from oncurve.report.templates import rendered
 
 __getattr__, __all__ = lazily(__name__)

@@ -7,14 +7,14 @@ kinds.py      `[engine]`: its settings
 
 from oncurve.rollout.engine import (
     EngineBase as EngineBase,
-    InProcessEngine as InProcessEngine,
+    InProcessEngine,
     OnGroup as OnGroup,
     RolloutEngine as RolloutEngine,
-    check_lengths as check_lengths,
-    check_token_ids as check_token_ids,
-    count_samples as count_samples,
-    sample as sample,
+    check_lengths,
+    check_token_ids,
+    count_samples,
+    sample,
 )
-from oncurve.rollout.kinds import ENGINE_KINDS as ENGINE_KINDS, EngineConfig as EngineConfig, LocalEngine as LocalEngine
+from oncurve.rollout.kinds import ENGINE_KINDS, EngineConfig, LocalEngine as LocalEngine
 from oncurve.rollout.sampling import Sampling as Sampling
-from oncurve.rollout.stopping import Detokenizer as Detokenizer, Tokenizer as Tokenizer
+from oncurve.rollout.stopping import Detokenizer, Tokenizer

@@ -5,10 +5,6 @@ beginning which steps it shows already. So training never waits for a tracker, a
 a kill and a resume.
 """
 
-from oncurve.tracking.follower import Follower as Follower, Tracking as Tracking
-from oncurve.tracking.kinds import TRACKER_KINDS as TRACKER_KINDS, trackers as trackers
-from oncurve.tracking.protocol import (
-    CompletionRow as CompletionRow,
-    TrackedRun as TrackedRun,
-    TrackingSettings as TrackingSettings,
-)
+from oncurve.tracking.follower import Follower, Tracking
+from oncurve.tracking.kinds import TRACKER_KINDS, trackers
+from oncurve.tracking.protocol import CompletionRow as CompletionRow, TrackedRun as TrackedRun, TrackingSettings
