@@ -114,6 +114,8 @@ def test_a_script_of_trls_quick_start_makes_the_same_updates(site: Path, tmp_pat
     assert trainer.evaluate()["eval_loss"] == trainer.state.log_history[-1]["eval_loss"]
     trainer.save_model(tmp_path / "saved")
     assert (tmp_path / "saved" / "config.json").is_file()
+    plain = SFTTrainer(str(site / "model"), SFTConfig(tmp_path / "plain", max_steps=1), rows[:8])
+    assert plain.train().global_step == 1
     with pytest.raises(ConfigError, match=r"TRL 1\.16 has no such setting; did you mean 'packing'"):
         SFTConfig("out", packin=True)
     with pytest.raises(ConfigError, match="callbacks is not available here"):

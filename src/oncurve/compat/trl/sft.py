@@ -45,8 +45,9 @@ def text_column(value: Any, values: Values) -> dict[str, Any]:
 
 def losses(value: Any, values: Values) -> dict[str, Any]:
     """Return when the loss of held-out rows is taken."""
-    every = values["eval_steps"] or values["logging_steps"]
-    return {"eval.every": int(every) if value == "steps" else 0, "eval.at_start": False}
+    if value != "steps":
+        return {"eval.every": 0}
+    return {"eval.every": int(values["eval_steps"] or values["logging_steps"]), "eval.at_start": False}
 
 
 def saved(value: Any, values: Values) -> int | None:
