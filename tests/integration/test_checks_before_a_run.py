@@ -294,14 +294,23 @@ def test_rewards_that_work_are_only_warned_of(tmp_path: Path):
     assert means == [(6, 6, 1.0)] * 3 + [(6, 6, 0.0)]
 
 
-def test_a_reward_that_fails_for_a_made_up_text_of_rows_without_an_answer_is_only_warned_of(tmp_path: Path):
-    (tmp_path / "bare.jsonl").write_text('{"prompt": "1+1="}\n')
-    code = "def tagged(completion): return float(completion.split('<answer>')[1] == '2')\n"
-    found = check_data_of(
-        *load_config("grpo", [*recipe_words(tmp_path, code, "tagged"), f"data.path={tmp_path / 'bare.jsonl'}"])
+def test_of_rows_without_an_answer_a_reward_that_fails_for_every_text_is_a_problem_and_another_a_warning(
+    tmp_path: Path,
+):
+    bare = tmp_path / "bare.jsonl"
+    bare.write_text('{"prompt": "1+1="}\n')
+    code = (
+        "def tagged(completion): return float(completion.split('<answer>')[1] == '2')\n"
+        "def always(completion): return {}['x']\n"
+        "def one(completions, **columns): return [1.0]\n"
     )
-    assert found.problems == ()
-    assert [bool(re.search("reward tagged failed for .*IndexError", line)) for line in found.warnings] == [True]
+    found = {
+        name: check_data_of(*load_config("grpo", [*recipe_words(tmp_path, code, name), f"data.path={bare}"]))
+        for name in ("tagged", "always", "one")
+    }
+    assert {name: len(each.problems) for name, each in found.items()} == {"tagged": 0, "always": 1, "one": 1}
+    (warning,) = found["tagged"].warnings
+    assert re.search("reward tagged failed for .*IndexError", warning)
 
 
 def test_a_reward_check_where_right_answers_score_0_too_exits_with_2(tmp_path: Path):

@@ -262,7 +262,7 @@ def restore(run: Run, resumption: Resumption, console: Console) -> None:
         held.change(step, to_toml(run.config), identity, words)
         if resumption.inexact:
             lines.append(f"exact up to step {step}; from step {step + 1} on with {', '.join(words)}")
-        elif not any(line.startswith("not exact") for line in lines):
+        elif not any(line.startswith("not exact") for line in (*resumption.lines, *lines)):
             lines.append(f"exact: the run goes on to the same numbers, with {', '.join(words)}")
     if not resumption.finished and not run.trainer.is_done:
         held.set_products_aside(step)

@@ -151,7 +151,7 @@ def test_runs_are_listed_with_state_step_best_and_age_the_last_first(tmp_path: P
         ("stopped", "stopped", 9, 20),
         ("finished", "finished", 20, 20),
     ]
-    best = "eval/reward 0.5 at 4 (its checkpoint is gone)"
+    best = "eval/reward 0.5 at 4 (no checkpoint of it)"
     assert [run.cells()[3:] for run in found[1:]] == [("-", "1 min"), (best, "2 h"), ("-", "2 d")]
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert table_of(found).splitlines()[3].split("  ")[-1] == "2 h"

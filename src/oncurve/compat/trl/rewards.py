@@ -17,10 +17,16 @@ LogExtra = Callable[[str, list[Any]], None]
 THINK_END = "</think>"
 
 
+def _texts(completions: Completions) -> list[str]:
+    if any(isinstance(completion, str) for completion in completions):
+        raise TypeError("TRL's rewards read messages: make prompts lists of messages, or use oncurve's --reward math")
+    return [completion[0]["content"] for completion in completions]
+
+
 def think_format_reward(completions: Completions, **kwargs: Any) -> list[float]:
     """Return 1 for each completion, a list of one message, that begins with a closed `<think>`, else 0."""
     form = Format(preset="think")
-    return [form(completion[0]["content"]) for completion in completions]
+    return list(map(form, _texts(completions)))
 
 
 def accuracy_reward(
@@ -30,7 +36,7 @@ def accuracy_reward(
 
     None where the solution holds no formula, so that the reward does not apply. The answers are logged as extras.
     """
-    return _accuracies([completion[0]["content"] for completion in completions], solution, log_extra)
+    return _accuracies(_texts(completions), solution, log_extra)
 
 
 def reasoning_accuracy_reward(
@@ -45,7 +51,7 @@ def reasoning_accuracy_reward(
     0 for a completion whose reasoning does not end. `reasoning_delimiters`: None is `["</think>"]`.
     """
     ends = (THINK_END,) if reasoning_delimiters is None else reasoning_delimiters
-    answers = [_after_reasoning(completion[0]["content"], ends) for completion in completions]
+    answers = [_after_reasoning(text, ends) for text in _texts(completions)]
     return _accuracies(answers, solution, log_extra)
 
 

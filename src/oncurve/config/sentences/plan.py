@@ -168,7 +168,7 @@ def sentences_of(template: str, config: RunConfig, facts: RunFacts) -> list[str]
         limits=[count for count in (facts.eval_rows, config.eval.limit) if count is not None],
         described=described,
         count=_count,
-        epochs=_epochs,
+        epochs=lambda number: "1 epoch" if number == 1 else f"{number:.3g} epochs",
         name_of=lambda path: Path(path).name,
         repr=repr,
     )
@@ -178,10 +178,6 @@ def sentences_of(template: str, config: RunConfig, facts: RunFacts) -> list[str]
 
 def _count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def _epochs(number: float) -> str:
-    return "1 epoch" if number == 1 else f"{number:.3g} epochs"
 
 
 NAMES_OF: dict[str, Iterable[str]] = {"estimator": KL_KINDS, "aggregation": AGGREGATION_KINDS, "to": TRACKER_KINDS}

@@ -51,7 +51,7 @@ class Adapted:
         self._function: Callable[..., Any] = lambda **given: function(**{**given, **self._kwargs})
         name = getattr(function, "__name__", type(function).__name__)
         if not callable(function):
-            raise ConfigError(f"reward {function!r:.60} is a {name}, not a function")
+            raise ConfigError(f"reward {function!r:.60} is no function (its type is {name})")
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError) as error:

@@ -202,8 +202,9 @@ class RewardScoring(Scoring):
         faulty = ((s.component.name, reply) for s, found in named for reply in found if reply.fault is not None)
         name, reply = next(faulty, (None, None))
         if reply is None and set(kinds) == {"none"}:
-            why = "every component returned None (is the answer column right?)"
-            return f"no reward applies to any of {count} completions: {why}"
+            played = any(scoring.component.settings.scores_turns for scoring in self._components)
+            why = "does the environment have score(), or Reply a reward?" if played else "is the answer column right?"
+            return f"no reward applies to any of {count} completions: every component returned None ({why})"
         first = f", of {name}:\n{reply.message}" if reply is not None else f": {scores[0].fault}"
         return f"all rewards of {count} completions have a fault ({counted}). The first{first}"
 

@@ -29,7 +29,8 @@ from oncurve.types import Completion, Group, Prompt
 if TYPE_CHECKING:
     from oncurve.models.classifiers import Classifier
 
-MADE_UP = "I do not know."
+MADE_UP, STAND_IN = "I do not know.", "4"
+"""A completion, and an answer where the row has none."""
 _AT = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
 
 
@@ -242,31 +243,28 @@ def can_be_tried(component: RewardComponent) -> bool:
 
 def tried(component: RewardComponent, prompt: Prompt, place: str) -> Trial:
     """Call a reward for the row at `place`. Raises DataError: a column cannot be sent to its worker."""
-    texts = [*_with_reference(component, prompt), MADE_UP]
+    answered = _with_reference(component, prompt.columns.get(getattr(component.settings, "answer", "answer")))
+    texts = [*(answered or _with_reference(component, STAND_IN)), MADE_UP]
     try:
         replies = _replies(component, prompt, texts)
     except RewardError as error:  # a list of the wrong length
         return Trial(f"{place}: {error}")
     if component.accepts.batch and all(reply.fault for reply in replies):  # one completion fails the whole batch
         replies = [_replies(component, prompt, [text])[0] for text in texts]
-    *reference, made_up = replies
+    made_up, reference = replies[-1], replies[: len(answered)]
     faults = [(text, reply) for text, reply in zip(texts, replies, strict=True) if reply.fault is not None]
     told = None
     if faults:
         text, reply = faults[0]
         told = f"reward {component.name} failed for {place} and the completion {text!r:.80}: {_described(reply)}"
-    certain = all(reply.fault for reply in reference) if reference else made_up.fault not in (None, "exception")
-    values = [_value(reply) for reply in reference]
-    known = [value for value in values if value is not None]
+    failed = all(each.fault for each in reference or replies)
+    certain = failed or not (reference or made_up.fault in (None, "exception"))
+    known = [value for reply in reference if (value := _value(reply)) is not None]
     return Trial(told if certain else None, told, max(known, default=None), _value(made_up))
 
 
-def _with_reference(component: RewardComponent, prompt: Prompt) -> list[str]:
-    """Return completions with the reference answer of the row: as it stands, and in the forms in which answers are
-    marked.
-    """
-    column = getattr(component.settings, "answer", "answer")
-    given = prompt.columns.get(column)
+def _with_reference(component: RewardComponent, given: Any) -> list[str]:
+    """Return completions with the answer `given`: as it stands, and in the forms in which answers are marked."""
     if not isinstance(given, str | int | float) or given == "":
         return []
     if isinstance(component.settings, Choice) and component.settings.options is not None:

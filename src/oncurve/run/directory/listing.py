@@ -46,7 +46,7 @@ class ListedRun:
     def cells(self) -> tuple[str, ...]:
         """Return the run as a row of a table."""
         best = "-" if self.best is None else f"{self.metric} {self.best:.4g} at {self.best_step}"
-        best += " (its checkpoint is gone)" if self.best_kept is False else ""
+        best += " (no checkpoint of it)" if self.best_kept is False else ""
         steps = f"{self.step}" if self.steps is None else f"{self.step}/{self.steps}"
         done = "warm start" if self.warm_start else steps
         return str(self.path), self.state, done, best, _ago(self.age_seconds)
