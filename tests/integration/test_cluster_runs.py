@@ -2,6 +2,7 @@
 
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-import oncurve
 from fakes.killed_runs import compare, finish, kill_all, metrics_of, start, until_checkpoints
 from fakes.project import refused
 from fakes.tables import table
@@ -102,14 +102,19 @@ def test_the_first_step_of_a_run_in_shards_is_that_of_one_process(project: Path,
 
 @pytest.mark.slow
 def test_without_a_cluster_there_is_no_nursery_and_no_socket_is_open(project: Path) -> None:
-    own, modules = psutil.Process(), set(sys.modules)
-
-    def look(_: object) -> None:
-        assert own.net_connections() == []
-        assert "ray" not in set(sys.modules) - modules
-        assert not any("nursery" in word for child in own.children(recursive=True) for word in child.cmdline())
-
-    oncurve.train("recipe.toml", steps=1, out="out", on_step=look).close()
+    """In a process of its own, as other tests have imported Ray and left sockets here."""
+    code = """
+import sys, oncurve, psutil
+def look(_):
+    own = psutil.Process()
+    assert own.net_connections() == []
+    assert "ray" not in sys.modules
+    assert not any("nursery" in word for child in own.children(recursive=True) for word in child.cmdline())
+    print("looked")
+oncurve.train("recipe.toml", steps=1, out="out", on_step=look).close()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, "looked" in ended.stdout) == (0, True), ended.stderr
 
 
 LAGGED = [*WORKERS, *EPISODES, *table("cluster_runs", "lagged")]

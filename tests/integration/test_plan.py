@@ -93,7 +93,8 @@ def test_kl_is_not_switched_off_next_to_other_settings_of_it() -> None:
 
 
 def test_no_recipe_and_no_machine_is_this_one() -> None:
-    _, _, found = plan("--model", ROOT / "src/oncurve/models/tiny", *SMALL_STEP)
+    _, printed, found = plan("--model", ROOT / "src/oncurve/models/tiny", *SMALL_STEP)
+    assert "LIMITS by formula, which nothing reaches" in printed
     assert found["machine"]["name"].startswith("this machine")
     assert found["seconds_are"] == "limits by formula"
 

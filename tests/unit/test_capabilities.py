@@ -238,7 +238,7 @@ def test_what_an_aggregation_returns_is_checked(what: Callable[[Tensor], Any], s
         (lambda x: TokenLoss(x.sum(1, keepdim=True)), r"one loss per token, .*; it returned \(3, 1\)"),
         (
             lambda x: TokenLoss(x, {"policy/ratioo": x}),
-            "'policy/ratioo', which is no metric; did you mean 'policy/ratio'",
+            "metric 'policy/ratioo' is not declared; did you mean 'policy/ratio'",
         ),
         (lambda x: TokenLoss(x.detach()), "loss has no gradient"),
     ],
@@ -248,6 +248,8 @@ def test_what_an_objective_returns_is_checked(what: Callable[[Tensor], Any], sai
     logprobs = torch.zeros(batch.loss_mask.shape, requires_grad=True)
     with pytest.raises(ConfigError, match=rf"objective\.kind: Returned.*{said}"):
         objective_loss(Returned(what=what(logprobs)), TokenStats(logprobs), batch)
+    own = TokenLoss(logprobs, {"own/mine": logprobs})
+    assert objective_loss(Returned(what=own), TokenStats(logprobs), batch) is own
 
 
 @pytest.mark.parametrize("value", ["None", "logprobs.sum(1)"])

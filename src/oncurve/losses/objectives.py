@@ -10,9 +10,9 @@ from typing import Protocol
 
 import torch
 
-from oncurve.base.errors import ConfigError, suggest
+from oncurve.base.errors import ConfigError
 from oncurve.components import check_per_token, lacking, misstated, stated, unflagged
-from oncurve.metrics import METRICS
+from oncurve.metrics import declared
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
 OBJECTIVE_NEEDS = frozenset({"entropy", "full_kl"})
@@ -99,8 +99,10 @@ def objective_loss(objective: Objective, stats: TokenStats, batch: TrainBatch) -
     if stats.logprobs.requires_grad and not found.loss.requires_grad:
         raise ConfigError(f"objective.kind: {name}'s loss has no gradient; compute it from stats.logprobs")
     for key, values in found.stats.items():
-        if key not in METRICS:
-            raise ConfigError(f"objective.kind: {name} logs {key!r}, which is no metric{suggest(key, METRICS)}")
+        try:
+            declared(key)
+        except KeyError as error:
+            raise ConfigError(f"objective.kind: {name} logs something unknown: {error.args[0]}") from None
         check_per_token(values, shape, "objective.kind", f"{name} must return one value of {key} per token")
     if batch.policy_weights is None:
         return found

@@ -96,7 +96,7 @@ def environment_of(variables: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in variables:
+        for name in variables.keys() - before.keys():
             os.environ.pop(name, None)
         os.environ.update(before)
 

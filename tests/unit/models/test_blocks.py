@@ -303,7 +303,7 @@ def value_and_gradients(module: nn.Module, generic: bool) -> list[Tensor]:
 def test_values_and_gradients_are_the_same_bits(name: str, generic: bool) -> None:
     right, module = value_and_gradients(architecture(name), generic), architecture(name)
     assert recompute_layers(module) == 2
-    assert all(map(torch.equal, value_and_gradients(module, generic), right))
+    assert all(torch.equal(*pair) for pair in zip(value_and_gradients(module, generic), right, strict=True))
 
 
 def kept_bytes(module: nn.Module) -> int:
