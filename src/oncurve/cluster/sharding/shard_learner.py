@@ -51,7 +51,10 @@ class AdapterRows(learner.AdapterReference):
         assert policy.model.adapter is not None
         self._adapter = policy.model.adapter
         self._rows = {name: policy.rows[name] for name in self._adapter.parameters}
-        self._begin(policy.model, {} if begins_as_base else {name: rows.clone() for name, rows in self._rows.items()})
+        self._begin(policy.model, {} if begins_as_base else self._copied())
+
+    def _copied(self) -> dict[str, Tensor]:
+        return {name: rows.clone() for name, rows in self._rows.items()}
 
     @contextmanager
     def selected(self) -> Iterator[None]:
