@@ -24,6 +24,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -210,11 +211,15 @@ def own_process() -> Iterator[None]:
     own.
 
     A missing reader is from now on an error of a write, not the end of the process. Ctrl-C counts wherever it comes:
-    Python drops a KeyboardInterrupt that is raised in a `__del__` or a callback, so SIGINT is sent once more then.
+    Python drops a KeyboardInterrupt that is raised in a `__del__` or a callback, so SIGINT is sent once more then; and
+    within an import it ends the process at once: libraries make errors of their own of what is raised there, and C++
+    aborts.
     """
     global _own
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it, unless the caller changed it
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored, by a shell
+            signal.signal(signal.SIGINT, _interrupt)
     before, _own = _own, True
     hook = sys.unraisablehook
 
@@ -231,6 +236,17 @@ def own_process() -> Iterator[None]:
     finally:
         sys.unraisablehook = hook
         _own = before
+        if signal.getsignal(signal.SIGINT) is _interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            urgent("oncurve: stopped by SIGINT", last=True)
+            os._exit(128 + number)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def process_is_own() -> bool:
