@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, processors
@@ -26,15 +27,16 @@ from oncurve.tasks.arithmetic import (
     GAINS,
     LOSSES,
     PEOPLE,
-    STYLES,
     THINGS,
     Problem,
-    Style,
     check_steps,
     is_correct,
     problems,
-    solution,
 )
+
+Style = Literal["leap", "pairs", "steps"]
+STYLES: tuple[Style, ...] = get_args(Style)
+OPERATIONS_PER_LINE: dict[Style, int] = {"leap": 99, "pairs": 2, "steps": 1}
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 SHAPE = {
@@ -54,6 +56,21 @@ HASTY = 0.25
 EXAMPLES, BATCH, PEAK_RATE, WARMUP_UPDATES = 98_304, 64, 4e-3, 100
 PRETRAINING_SEED = 1_000_003  # the sequence of problems: none of the small seeds that a recipe would take
 HELD_OUT, NEW_TOKENS = 512, 72
+
+
+def solution(problem: Problem, style: Style = "steps") -> str:
+    """Return a right solution in `style`: lines of working, then `#### answer`, without a final newline.
+
+    The styles differ in how many operations go into one line: one (`7*8=56`), two (`7*8+31=87`), or all.
+    """
+    terms, totals, most = problem.terms, problem.totals, OPERATIONS_PER_LINE[style]
+    lines, left = [], terms[0]
+    for first in range(1, len(terms), most):
+        operations = terms[first : first + most]
+        total = str(totals[first + len(operations) - 2])
+        lines.append(f"{left}{''.join(operations)}={total}")
+        left = total
+    return "\n".join([*lines, f"#### {problem.answer}"])
 
 
 def words() -> list[str]:

@@ -20,12 +20,13 @@ from fakes.architectures import ARCHITECTURES, architecture, fast_model, prompts
 from fakes.classifiers import lay_down
 from fakes.decoding import request
 from fakes.reward_examples import spoilt
+from fakes.solutions import solution
 from fakes.tables import table
 from oncurve.models.classifiers import load
 from oncurve.models.loading import weights
 from oncurve.randomness import row_keys
 from oncurve.reward_models import LabelledSteps, OutcomeModel, PreferencePair, ProcessModel
-from oncurve.tasks.arithmetic import problems, solution
+from oncurve.tasks.arithmetic import problems
 
 CPU = torch.device("cpu")
 EXACT, SINGLE = 1e-9, 1e-3

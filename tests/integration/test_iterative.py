@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fakes.killed_runs import PLACES, compare, finish, killed_at
+from fakes.solutions import solution
 from fakes.tables import table
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
@@ -20,7 +21,7 @@ from oncurve.models import tiny
 from oncurve.reward_models import LabelledSteps, PreferencePair
 from oncurve.reward_models.learner import OutcomeModel, ProcessModel, RewardModelSettings
 from oncurve.run.assembly import Run, assemble
-from oncurve.tasks.arithmetic import check_steps, problems, solution
+from oncurve.tasks.arithmetic import check_steps, problems
 
 RECIPE = RECIPES / "task.toml"
 STEPS, ITERATION = 6, 2

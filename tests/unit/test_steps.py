@@ -3,10 +3,11 @@
 import pytest
 from hypothesis import given, strategies as st
 
+from fakes.solutions import solution
 from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.steps import lines, pieces, splitter_of, token_ends
-from oncurve.tasks.arithmetic import check_steps, problem, solution
+from oncurve.tasks.arithmetic import check_steps, problem
 
 TEXT = "First this.\n\nThen that.\nSo: 4\n"
 

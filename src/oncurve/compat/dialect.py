@@ -76,8 +76,7 @@ class Values:
         self.keys_of, self.said = keys, said
 
     def __getitem__(self, name: str) -> Any:
-        key = self.keys_of[name]
-        return self.said[name].value if name in self.said else key.default
+        return self.said[name].value if name in self.said else self.keys_of[name].default
 
     def given(self, name: str) -> bool:
         """Return whether the user gave this key. Raises KeyError: it is not in the table."""

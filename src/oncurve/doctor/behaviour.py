@@ -78,8 +78,7 @@ def tools_fail(case: Case) -> str | None:
 
 
 def no_tool_calls(case: Case) -> str | None:
-    calls = case.mean("tools/calls")
-    return "No completion has a tool call that can be read" if calls == 0 else None
+    return "No completion has a tool call that can be read" if case.mean("tools/calls") == 0 else None
 
 
 def no_turn_rewarded(case: Case) -> str | None:

@@ -96,7 +96,7 @@ class GrowingText:
     def _read(self) -> str:
         before = self._detokenizer(self._context)
         whole = self._detokenizer(self._context + self._pending)
-        piece = whole[len(before) :] if whole.startswith(before) else whole
+        piece = whole.removeprefix(before)
         text = self.settled + piece
         if not piece.endswith(_HALF):
             self.settled = text

@@ -166,8 +166,7 @@ def build_learner(
         tokenizer=loaded.tokenizer,
     )
     models = [each.model for each in (loaded, reference, teacher) if each is not None]
-    learner = config.cluster.learner(make, models)
-    return check_learner(learner)
+    return check_learner(config.cluster.learner(make, models))
 
 
 def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:

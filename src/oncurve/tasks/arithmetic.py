@@ -8,12 +8,8 @@
     68+25=93
     #### 93
 
-Working is lines of `left=value`: each takes the running total and applies the next one or more changes. The
-three styles differ only in how many operations go into one line, and so in how hard a line is to get right:
-
-    steps   one a line, as above
-    pairs   two a line:      7*8+31=87 / 87-19+25=93 / #### 93
-    leap    all in one line: 7*8+31-19+25=93 / #### 93
+Working is lines of `left=value`: each takes the running total and applies the next one or more changes. The more
+operations go into one line, the harder it is to get right.
 
 Problems are a pure function of (split, seed, index), and a hash of its numbers decides the split of a problem: a
 held-out problem occurs in no training set, for any seed, names, or order of the numbers.
@@ -30,10 +26,7 @@ from typing import Literal, get_args
 from oncurve.base.errors import ConfigError
 
 Split = Literal["train", "test"]
-Style = Literal["leap", "pairs", "steps"]
-STYLES: tuple[Style, ...] = get_args(Style)
 
-OPERATIONS_PER_LINE: dict[Style, int] = {"leap": 99, "pairs": 2, "steps": 1}
 TEST_SHARE = 16  # one problem in so many is held out
 LARGEST_TOTAL = 99  # running totals stay within 1 .. this
 CHANGES = (2, 3, 4)  # how many numbers follow "bags of"
@@ -140,18 +133,6 @@ def read_question(question: str) -> Problem:
         raise ValueError(f"not a question of the arithmetic task: {question!r}")
     changes = tuple(int(n) if verb in GAINS else -int(n) for verb, n in _CHANGE.findall(question, start.end()))
     return Problem(int(start[1]), int(start[2]), changes, question.removesuffix("\n"))
-
-
-def solution(problem: Problem, style: Style = "steps") -> str:
-    """Return a right solution in `style`: lines of working, then `#### answer`, without a final newline."""
-    terms, totals, most = problem.terms, problem.totals, OPERATIONS_PER_LINE[style]
-    lines, left = [], terms[0]
-    for first in range(1, len(terms), most):
-        operations = terms[first : first + most]
-        total = str(totals[first + len(operations) - 2])
-        lines.append(f"{left}{''.join(operations)}={total}")
-        left = total
-    return "\n".join([*lines, f"#### {problem.answer}"])
 
 
 def answer_of(text: str) -> str | None:

@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fakes.solutions import STYLES, solution
 from oncurve.models.tiny import path
-from oncurve.tasks.arithmetic import STYLES, is_correct, problems, solution
+from oncurve.tasks.arithmetic import is_correct, problems
 
 
 @pytest.fixture(scope="module")

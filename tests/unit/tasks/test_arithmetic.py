@@ -4,11 +4,11 @@ import re
 
 import pytest
 
+from fakes.solutions import STYLES, solution
 from fakes.tables import table
 from oncurve.tasks.arithmetic import (
     GAINS,
     LARGEST_TOTAL,
-    STYLES,
     Problem,
     answer_of,
     check_steps,
@@ -16,7 +16,6 @@ from oncurve.tasks.arithmetic import (
     problem,
     problems,
     row,
-    solution,
     split_of,
 )
 

@@ -25,8 +25,7 @@ def _texts(completions: Completions) -> list[str]:
 
 def think_format_reward(completions: Completions, **kwargs: Any) -> list[float]:
     """Return 1 for each completion, a list of one message, that begins with a closed `<think>`, else 0."""
-    form = Format(preset="think")
-    return list(map(form, _texts(completions)))
+    return list(map(Format(preset="think"), _texts(completions)))
 
 
 def accuracy_reward(

@@ -215,7 +215,7 @@ def final_answer(text: str) -> str | None:
     if not answer and not hashes:
         following = _NEXT_LINE.match(text, said.end())
         answer = following[1].strip().lstrip("*_ \t") if following else ""
-    return (answer[:-1] if answer.endswith(".") else answer).rstrip("*_ \t")
+    return answer.removesuffix(".").rstrip("*_ \t")
 
 
 def _preferred(mark: re.Pattern[str], text: str, unless: re.Pattern[str]) -> re.Match[str] | None:
