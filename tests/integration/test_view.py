@@ -99,6 +99,8 @@ def groups_are_found(window: Browser, run: Path) -> None:
     index = RolloutIndex(run)
     window.click(".tabs a:nth-child(2)")
     window.see("step 60", "2 of 2 groups")
+    window.go("#/deep%2Fa/99")
+    window.see("Of step 99 no groups were kept; this is step 60.", "2 of 2 groups")
     window.run(
         "const at = document.getElementById('step'); at.value = 0; "
         "at.dispatchEvent(new Event('input', {bubbles: true}))"

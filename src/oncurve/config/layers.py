@@ -212,7 +212,7 @@ def names_model(target: str) -> bool:
     raise ConfigError(
         f"there is no recipe, preset or model {shown(target)} here{near} "
         f"the presets are: {', '.join(presets)}; the recipes of the package are: {', '.join(recipes)}; "
-        "a model of the hub is written OWNER/NAME"
+        "a model of the hub is written OWNER/NAME; settings come after the name"
     )
 
 

@@ -118,7 +118,7 @@ def _check_target(target: str, folder: Path, told: bool) -> None:
     if not told:
         ways = ("--recipe", "RECIPE.toml"), ("--data", "FILE.jsonl", "--reward", "math")
         named = ", or by options: ".join(command("eval", target, *way) for way in ways)
-        raise ConfigError(f"{target} is not a run, so its prompts and rewards must be named: {named}")
+        raise ConfigError(f"there is no run {target}; where it is a model, name prompts and rewards, too: {named}")
 
 
 @contextmanager

@@ -132,6 +132,7 @@ export function Groups({ run, step }) {
   const sorted = (id) => setSort({ sort: id, falling: sort.sort === id ? !sort.falling : id !== "group" });
   return html`<h1>${visible(run)} <${State} state=${about.state} /></h1><${Tabs} run=${run} at="groups" kept=${kept} />
     ${kept.length === 0 ? html`<p class="lead">No step has groups that were kept; see the setting rollouts.keep.</p>` : html`
+    ${step !== null && !kept.includes(step) && html`<p class="lead">Of step ${step} no groups were kept; this is step ${kept[at]}.</p>`}
     <div class="slider"><button type="button" aria-label="earlier step" disabled=${at <= 0} onClick=${() => move(at - 1)}>←</button>
       <label><span>step <b>${kept[at]}</b> <span class="dim">of ${kept[0]} to ${kept.at(-1)}</span></span>
         <input type="range" id="step" min="0" max=${kept.length - 1} value=${at} aria-valuetext=${`step ${kept[at]}`}
