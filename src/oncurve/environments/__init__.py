@@ -16,8 +16,8 @@ from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.environments.dialogue import Dialogue
-    from oncurve.environments.engine import EpisodeEngine
     from oncurve.environments.episode import Episode as Episode, Reply as Reply, ToolCall
+    from oncurve.environments.episode_engine import EpisodeEngine
     from oncurve.environments.host import Host, asked, rehearsed
     from oncurve.environments.kinds import ENVIRONMENT_KINDS
     from oncurve.environments.programs import Programs

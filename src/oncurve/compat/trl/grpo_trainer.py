@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import Trainer
 
 from oncurve.base.errors import ConfigError, suggest
-from oncurve.compat.trl.arguments import assembled, check_one_process, translated
 from oncurve.compat.trl.config import DIALECT, TRAINER_KEYS, GRPOConfig
 from oncurve.compat.trl.parsing import without_adapter
 from oncurve.compat.trl.run_keys import WORDS
 from oncurve.compat.trl.run_trainer import RunTrainer
+from oncurve.compat.trl.trainer_arguments import assembled, check_one_process, translated
 from oncurve.losses import off_policy, top_entropy
 
 log = logging.getLogger(__name__)

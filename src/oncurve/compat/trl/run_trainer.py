@@ -22,9 +22,9 @@ from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, RunDirectoryError, shown
 from oncurve.compat.dialect import Line, Translation
 from oncurve.compat.recipe import recipe_of
-from oncurve.compat.trl.arguments import all_rows
 from oncurve.compat.trl.config import KEYS, GRPOConfig
 from oncurve.compat.trl.hooks import Hooks, Logs, eval_loss, group_logs
+from oncurve.compat.trl.trainer_arguments import all_rows
 from oncurve.display import Screen, say
 from oncurve.run import (
     Run,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError
 from oncurve.durable import LazyTensors
-from oncurve.models.adapters.files import CONFIG, WEIGHTS, config_text, name_on_disk
+from oncurve.models.adapters.adapter_files import CONFIG, WEIGHTS, config_text, name_on_disk
 from oncurve.models.adapters.layer import NAME, AdaptedLayer, LowRank, Switch
 from oncurve.ops import at_least_float32
 

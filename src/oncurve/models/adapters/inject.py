@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from oncurve.base.errors import ModelError, suggest
 from oncurve.models.adapters.adapter import Adapter
-from oncurve.models.adapters.files import StoredAdapter
+from oncurve.models.adapters.adapter_files import StoredAdapter
 from oncurve.models.adapters.layer import NAME, Switch, adopt
 from oncurve.models.adapters.settings import LoraSettings
 from oncurve.ops import at_least_float32

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from oncurve.base.errors import ModelError, UserError, shown, suggest
-from oncurve.models.adapters.files import CONFIG, FILES, StoredAdapter, read_adapter, read_config
+from oncurve.models.adapters.adapter_files import CONFIG, FILES, StoredAdapter, read_adapter, read_config
 from oncurve.models.adapters.inject import import_peft
 from oncurve.models.loading.hub import offline, online, quiet
 

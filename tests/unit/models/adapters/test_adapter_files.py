@@ -18,7 +18,7 @@ from oncurve import durable
 from oncurve.base.errors import ModelError
 from oncurve.models import LoraSettings, ModelConfig, save, tiny
 from oncurve.models.adapters import put_adapter
-from oncurve.models.adapters.files import read_adapter
+from oncurve.models.adapters.adapter_files import read_adapter
 from oncurve.models.loading import stored_adapter
 from oncurve.models.loading.saving import hub_tensors
 
