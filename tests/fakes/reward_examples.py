@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 from fakes.project import RECIPES
+from fakes.solutions import solution
 from oncurve.models import tiny
-from oncurve.tasks.arithmetic import Problem, check_steps, problems, solution
+from oncurve.tasks.arithmetic import Problem, check_steps, problems
 
 RECIPE = (RECIPES / "reward_model.toml").read_text(encoding="utf-8")
 DATA = {"outcome": "preferences", "process": "steps"}
