@@ -209,8 +209,7 @@ class RewardLearner:
             chosen, rejected = scores.chunk(2)
             margins = torch.tensor([each.margin for each in read], device=scores.device)
             center = self.settings.center if isinstance(self.settings, OutcomeModel) else 0.0
-            losses = bradley_terry(chosen, rejected, margins, center)
-            return losses.sum(), (chosen > rejected).detach()
+            return bradley_terry(chosen, rejected, margins, center).sum(), (chosen > rejected).detach()
         labels = torch.tensor([label for each in read for label in each.labels], device=scores.device)
         losses = step_cross_entropy(scores, labels)
         return losses.sum(), ((scores > 0) == (labels >= 0.5)).detach()

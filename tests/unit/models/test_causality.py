@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM
 
+from fakes.architectures import SHAPE
 from fakes.shrunk import shrunk
 from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import ModelError
@@ -115,3 +117,9 @@ def test_random_numbers_and_gradients_stay_as_they_were():
     wrap(module)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("seed", [16, 38, 94, 111])
+def test_rounding_that_sends_a_token_to_another_expert_is_no_leak(seed):
+    torch.manual_seed(seed)
+    wrap(MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=3)).to(torch.bfloat16))
