@@ -9,7 +9,7 @@ from fakes.architectures import SHAPE
 from fakes.shrunk import shrunk
 from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import ModelError
-from oncurve.models import wrap
+from oncurve.models import causality, wrap
 
 ENCODERS = {kind: {} for kind in ("bert", "roberta", "electra", "xlnet")} | {
     "gemma3_text": {"use_bidirectional_attention": True},
@@ -119,7 +119,17 @@ def test_random_numbers_and_gradients_stay_as_they_were():
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("seed", [16, 38, 94, 111])
-def test_rounding_that_sends_a_token_to_another_expert_is_no_leak(seed):
+@pytest.mark.parametrize("leak", LEAKS.values(), ids=LEAKS.keys())
+def test_a_leak_of_half_precision_is_refused_where_there_is_no_room_for_a_copy(leak, monkeypatch):
+    monkeypatch.setattr(causality, "SMALL", 0)
+    with pytest.raises(ModelError, match="Leaking is not causal"):
+        wrap(Leaking(lambda x: 100 * leak(x)).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("small", [causality.SMALL, 0])
+@pytest.mark.parametrize("seed", [16, 38, 111])
+def test_rounding_that_sends_a_token_to_another_expert_is_no_leak(seed, small, monkeypatch):
+    monkeypatch.setattr(causality, "SMALL", small)
     torch.manual_seed(seed)
-    wrap(MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=3)).to(torch.bfloat16))
+    module = MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=3)).to(torch.bfloat16)
+    assert wrap(module).module is module
