@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,15 @@ def test_the_plan_of_a_shipped_recipe() -> None:
     assert 10 < found["work"]["prompt_tokens"] < 80
     assert found["memory"]["process"] < found["peak_bytes"] < 4e9
     assert found["peak_bytes"] == max(found["phases"].values())
+
+
+def test_a_phase_whose_time_is_lost_in_noise_takes_its_limit_and_never_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count(1e6, 1e-9)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    _, _, found = plan(TASK, *SMALL_STEP)
+    assert all(found["seconds"][phase] > 0 for phase in ("prefill", "decode", "reference", "train", "optimizer"))
 
 
 def test_a_size_that_does_not_fit_says_what_would() -> None:

@@ -211,10 +211,9 @@ class _Stage:
             return prefill, 0.0
         steps = min(8, most - 1)
         step = max(self.generate(work, steps + 1) - prefill, 0.0) / steps
-        affordable = int(DECODE_SECONDS / max(step, 1e-6))
-        if affordable > steps and most - 1 > steps:
-            steps = min(most - 1, affordable)
-            step = max(self.generate(work, steps + 1) - prefill, 0.0) / steps
+        affordable = min(most - 1, int(DECODE_SECONDS / max(step, 1e-6)))
+        if affordable > steps:
+            step = max(self.generate(work, affordable + 1) - prefill, 0.0) / affordable
         return prefill, step
 
     def train(self, work: StepWork) -> tuple[dict[str, float], int | None]:
