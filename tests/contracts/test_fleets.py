@@ -166,6 +166,7 @@ assert len(fleet.settled(120.0)) == 2
 """
 
 
+@pytest.mark.slow
 def test_a_fleet_that_is_open_when_its_process_ends_says_nothing_and_leaves_nothing(make: Make) -> None:
     code = OPEN_AT_THE_END.format(tests=str(Path(__file__).parents[1]), kind=make.__name__)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)

@@ -359,6 +359,7 @@ def test_an_opening_that_is_too_long_is_refused_before_the_first_rollout(tmp_pat
     assert "with what the environment says" in problem
 
 
+@pytest.mark.slow
 def test_the_model_of_a_finished_run_is_evaluated_in_its_environment(tmp_path: Path):
     (tmp_path / "game.py").write_text(TALKATIVE.replace('"1" * 300', '" go"').replace("0.0", "1.0"))
     rows = jsonl(tmp_path / "rows.jsonl", ROWS[:2])

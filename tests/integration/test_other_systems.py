@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 WINDOWS = """
 import sys
 for name in ("fcntl", "resource", "termios", "pwd", "grp"):
@@ -65,6 +67,7 @@ def test_windows_has_the_maths_and_gets_a_sentence_for_a_run(project: Path) -> N
     assert "On Windows, use the Linux of WSL" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_on_the_cpu_needs_nothing_that_macos_lacks(project: Path) -> None:
     reward = "rewards=[{kind='python', path='reward.py:length', processes=1}]"
     done = python(project, MACOS, "-m", "oncurve", "train", "recipe.toml", reward, "--out", "out")

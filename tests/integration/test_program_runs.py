@@ -47,6 +47,7 @@ def trained(model, name, steps=2, **environment):
     return [line["optim/grad_norm"] for line in run.metrics], groups
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_every_row_of_an_episode_and_is_the_same_again(model):
     (norms, groups), again = (trained(model, "talk") for _ in range(2))
     assert (norms, groups) == again

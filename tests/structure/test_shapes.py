@@ -118,6 +118,7 @@ def test_every_function_of_the_rooms_is_checked() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_outside_the_tests_nothing_is_checked_and_nothing_more_is_imported() -> None:
     code = """
 import sys, oncurve

@@ -85,6 +85,7 @@ def said_by_another_process(**settings):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have other names for what they can do")
+@pytest.mark.slow
 def test_another_instruction_set_shows_in_what_is_recorded():
     other = "avx2" if torch.backends.cpu.get_cpu_capability() == "DEFAULT" else "default"
     chosen, settings, digest = said_by_another_process(MKL_CBWR="COMPATIBLE", ATEN_CPU_CAPABILITY=other)

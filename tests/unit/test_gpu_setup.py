@@ -67,6 +67,7 @@ CHILD = "from oncurve.trainer.watching.observe import peak_memory_bytes; print(p
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
+@pytest.mark.slow
 def test_the_peak_is_that_of_this_process_and_not_of_its_parent():
     held = b"x" * (1200 << 20)  # more than a process with torch and oncurve in it
     parent = peak_memory_bytes()

@@ -162,6 +162,7 @@ print(json.dumps(found))
 
 @linux
 @two_processors
+@pytest.mark.slow
 def test_waits_are_short_between_begin_and_end_and_no_bit_changes() -> None:
     found = json.loads(run(WAITS))
     short = min(statistics.median(each) for each in found["short"])

@@ -64,6 +64,7 @@ def answers(fleet: HostFleet) -> list[Any]:
     return [found[number] for number in numbers]
 
 
+@pytest.mark.slow
 def test_each_place_sees_its_own_gpus_also_after_a_death_and_the_nursery_none() -> None:
     with HostFleet(Seeing, 2, gpus=("3", "5,6")) as fleet:
         assert answers(fleet) == [("", "3"), ("", "5,6")]

@@ -152,7 +152,7 @@ def test_a_nursery_that_is_stopped_is_replaced() -> None:
         nursery_is_replaced(fleet, signal.SIGSTOP, "silent for 3 seconds")
 
 
-@pytest.mark.parametrize("deaths", [2, 3])
+@pytest.mark.parametrize("deaths", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_nursery_that_is_killed_before_it_is_ready_is_replaced_twice_and_then_an_error(deaths: int) -> None:
     seen = set(psutil.Process().children())
     with HostFleet(Holder, 1) as fleet:
@@ -187,7 +187,7 @@ with HostFleet(LoadsForEver, 1) as fleet:
 """
 
 
-@pytest.mark.parametrize("loads", [True, False])
+@pytest.mark.parametrize("loads", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_nursery_ends_with_a_killed_run_while_it_imports_or_loads_and_its_private_folder_too(
     loads: bool, tmp_path: Path
 ) -> None:
@@ -215,6 +215,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_the_folder_of_rays_files_that_a_killed_run_leaves_goes_with_the_next_run(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HAS_A_FOLDER, str(tmp_path)]
     killed, alive = (psutil.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2))

@@ -52,6 +52,7 @@ def test_shards_take_at_most_twice_as_long_as_one_and_are_as_many_as_that_allows
     assert torch.equal(lengths, batch.lengths)
 
 
+@pytest.mark.slow
 def test_more_ranks_than_shards_have_the_bits_of_one(orders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks_of, "PASS_TOKENS", 1000)  # one shard
     one, three = (trained(orders, count, updates=2) for count in (1, 3))
@@ -168,6 +169,7 @@ def test_garbage_where_ranks_meet_is_a_lost_rank(tmp_path: Path) -> None:
             World.join(0, 2, FileMeeting(place), 2.0, start_seconds=2.0)
 
 
+@pytest.mark.slow
 def test_ranks_leave_out_the_same_updates_without_a_gradient(orders: Path) -> None:
     states, constant = [], random_groups(count=4, size=4, rewards=[[1.0] * 4] * 4)
     for count in (1, 2):

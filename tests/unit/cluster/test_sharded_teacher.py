@@ -40,13 +40,9 @@ def scored(learner: Any) -> list[Tensor]:
     return [tensor for batch in found for tensor in (batch.teacher_logprobs, batch.old_logprobs)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "ranks", "dtype"),
-    [
-        ("another", 2, None),
-        pytest.param("another", 4, torch.bfloat16, marks=pytest.mark.slow),
-        pytest.param("itself", 2, None, marks=pytest.mark.slow),
-    ],
+    ("kind", "ranks", "dtype"), [("another", 2, None), ("another", 4, torch.bfloat16), ("itself", 2, None)]
 )
 def test_a_teacher_says_what_it_says_in_one_process(kind: str, ranks: int, dtype: torch.dtype | None) -> None:
     one = make(kind, dtype)

@@ -112,7 +112,7 @@ def slow(*values: object) -> Any:
 @pytest.mark.parametrize(
     ("action", "said", "limits"),
     [
-        ("copying-flip", "the weights of version 1 have digest", {}),
+        slow("copying-flip", "the weights of version 1 have digest", {}),
         ("weights", "were damaged", {}),
         slow("logprobs", "not finite numbers", {}),
         slow("copying-SIGKILL", "SIGKILL", {}),
@@ -152,6 +152,7 @@ def test_weights_that_are_no_numbers_give_the_error_of_one_process(
     assert "was lost" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_without_room_for_the_weights_the_driver_decodes_all_shards(
     orders: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +200,7 @@ def test_two_workers_that_are_killed_and_fail_give_the_groups_of_one_process(
     assert told.count("a worker was lost: ZeroDivisionError: a defect; the run goes on") == 1
 
 
+@pytest.mark.slow
 def test_workers_are_busy_while_they_have_a_shard_and_an_error_of_the_input_is_that_of_one_process(
     orders: Path,
 ) -> None:

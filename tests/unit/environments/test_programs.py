@@ -130,6 +130,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 def test_a_broken_program_is_left_out_and_the_others_go_on_as_if_nothing_were():
     fine = ["junk", "special", "many", "long", "posts", None]
     rows = [{"how": how} for how in [*FAULTS, *fine]]
@@ -158,7 +159,12 @@ def test_a_broken_program_is_left_out_and_the_others_go_on_as_if_nothing_were():
 
 @pytest.mark.parametrize(
     ("name", "exact"),
-    [("deadly", True), ("deadly", False), ("early", True), ("forgetful", True)],
+    [
+        ("deadly", True),
+        pytest.param("deadly", False, marks=pytest.mark.slow),
+        pytest.param("early", True, marks=pytest.mark.slow),
+        ("forgetful", True),
+    ],
 )
 def test_a_program_that_was_killed_runs_again_and_gets_the_answers_that_it_got(name, exact, tmp_path, monkeypatch):
     place = tmp_path / "died"
@@ -175,6 +181,7 @@ def test_a_program_that_was_killed_runs_again_and_gets_the_answers_that_it_got(n
         assert all(("not go the same way" if exact else "exact = false") in fault for fault in faults)
 
 
+@pytest.mark.slow
 def test_calls_at_the_same_time_are_answered_in_the_same_order_each_time():
     one, two = (played("together", [{}], together_seconds=0.5) for _ in range(2))
     assert everything(one) == everything(two)

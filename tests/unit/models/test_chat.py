@@ -84,6 +84,7 @@ def test_a_template_whose_powers_no_thread_could_end_is_refused(power):
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the limit is one of Linux")
+@pytest.mark.slow
 def test_a_template_that_makes_something_huge_is_refused_before_it_takes_the_memory():
     """In a process of its own: freed memory that this one keeps would be taken first, whatever the limit."""
     done = subprocess.run(
