@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["available_bytes", "code_hash", "describe", "kind", "load"]
+__all__ = ["available_bytes", "code_hash", "describe", "kind", "limited", "load"]
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "transformers", "trl", "rlox", "accelerate", "tokenizers", "numpy")
@@ -24,6 +24,7 @@ OWN = {
 }
 """The files that each part is measured with, besides the package."""
 INSTRUCTION_SETS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
+SHORT = {"amx_bf16": "amx", "avx512_bf16": "avx512bf16", "avx512f": "avx512", "avx2": "avx2"}
 
 
 def _cpuinfo() -> dict[str, str]:
@@ -34,10 +35,21 @@ def _cpuinfo() -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
 
 
+def limited() -> bool:
+    """Return whether torch is held to AVX2, as `scripts/instruction_sets.py` does it."""
+    return os.environ.get("ATEN_CPU_CAPABILITY") == "avx2"
+
+
+def _flags() -> set[str]:
+    """Return the instruction sets that may be used here."""
+    flags = set(_cpuinfo().get("flags", "").split())
+    return {flag for flag in flags if not flag.startswith(("amx", "avx512"))} if limited() else flags
+
+
 def describe() -> dict[str, Any]:
     """Return the machine and the software, for the head of the results."""
     info = _cpuinfo()
-    flags = set(info.get("flags", "").split())
+    flags = _flags()
     return {
         "processor": info.get("model name", platform.processor() or platform.machine()),
         "instruction_sets": [name for name in INSTRUCTION_SETS if name in flags],
@@ -84,8 +96,8 @@ def kind() -> str:
     info = _cpuinfo()
     words = info.get("model name", platform.machine()).lower()
     family = next((name for name in ("xeon", "epyc", "core", "ryzen", "apple", "arm") if name in words), "cpu")
-    flags = info.get("flags", "").split()
-    best = next((short for flag, short in (("amx_bf16", "amx"), ("avx512_bf16", "avx512bf16")) if flag in flags), "")
+    flags = _flags()
+    best = next((short for flag, short in SHORT.items() if flag in flags), "")
     return "-".join(part for part in (family, best, f"{os.cpu_count()}core") if part)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from bench import models
+from bench import machine, models
 from bench.cases import Case, is_constant, length
 from bench.systems.probe import Probe
 from bench.systems.worker import Channel
@@ -23,9 +23,10 @@ def settings(case: Case) -> dict[str, Any]:
     options.pop("watch", None)
     adapter = {"lora": {"rank": options.pop("lora")}} if "lora" in options else {}
     rows = models.token_rows(case, STEPS)
+    dtype = options.pop("dtype", "float32" if machine.limited() else "auto")
     return {
         "run": {"threads": case.threads, "steps": STEPS},
-        "model": {"path": str(models.model_path(case.model, case.vocabulary)), "dtype": options.pop("dtype", "auto")},
+        "model": {"path": str(models.model_path(case.model, case.vocabulary)), "dtype": dtype},
         "data": {
             "kind": "list",
             "rows": tuple({"prompt": ids, "constant": is_constant(case, i)} for i, ids in enumerate(rows)),
