@@ -11,6 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    EarlyStoppingCallback,
     LlamaConfig,
     LlamaForSequenceClassification,
     Qwen3MoeConfig,
@@ -198,6 +199,21 @@ def test_a_ratio_of_completions_in_a_sum_over_tokens_is_warned_of(
     made = trainer(folder, {"importance_sampling_level": "sequence", "loss_type": loss})
     assert made.reward_func_names == ["reward"]
     assert ("weights each sequence by its completion length" in caplog.text) == warned
+
+
+class EndTheEpoch(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_epoch_stop = True
+
+
+def test_a_run_that_gets_no_better_is_stopped_early_and_the_end_of_an_epoch_alone_is_refused(folder: str) -> None:
+    every = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "eval_reward"}
+    given = {"reward_funcs": lambda completions, **_: [1.0] * len(completions), "eval_dataset": ROWS[:2]}
+    made = trainer(folder, every, **given, callbacks=[EarlyStoppingCallback(early_stopping_patience=1)])
+    assert made.train().global_step == 2
+    assert (made.state.best_metric, made.state.best_global_step) == (1.0, 1)
+    with pytest.raises(ConfigError, match="should_epoch_stop"):
+        trainer(folder, callbacks=[EndTheEpoch]).train()
 
 
 def test_the_reference_is_the_trainers_ref_model(folder: str) -> None:

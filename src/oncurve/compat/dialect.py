@@ -237,14 +237,15 @@ class Dialect:
             with noted(problems, f"{placed(name, each)}: "):
                 table[name].check(each.value)
         refuse(problems)
-        values, lines = Values(table, said), list[Line]()
+        values, lines, unsaid = Values(table, said), list[Line](), list[str]()
         for key in table.values():
             if key.theirs in said or key.applied:
-                with noted(problems, f"{placed(key.theirs, said.get(key.theirs))}: "):
+                told = problems if key.theirs in said else unsaid  # a default that reads a wrong value is not at fault
+                with noted(told, f"{placed(key.theirs, said.get(key.theirs))}: "):
                     made = key.settings(values[key.theirs], values)
                     lines.append(Line(key, values[key.theirs], key.theirs in said, made))
         lines, contradictions = _settled(lines)
-        refuse([*problems, *contradictions])
+        refuse([*(problems or unsaid), *contradictions])
         return Translation(self.tool, tuple(lines))
 
     def _unknown(self, name: str, said: Said, table: Mapping[str, Key]) -> str:

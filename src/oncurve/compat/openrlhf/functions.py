@@ -78,9 +78,7 @@ def reward_models(names: str, values: Values) -> dict[str, Any]:
 
 def reward_function(file: str, values: Values) -> dict[str, Any]:
     if not file.endswith(".py"):
-        raise ConfigError(
-            f'{shown(file)}: a reward is no service here; write a function in a file, or [[rewards]] "model"'
-        )
+        raise ConfigError(f"{shown(file)}: a reward is no service here; give a function in a file, or kind = 'model'")
     return {"rewards": [{"kind": "python", "path": f"{file}:reward_func"}]}
 
 

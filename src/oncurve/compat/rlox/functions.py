@@ -166,9 +166,7 @@ def _summed(of_tokens: Callable[[Tensor, Tensor], Tensor], policy: Any, referenc
     """Return the sum of a value per token over each sequence of `length` tokens, or over all for None."""
     first, second = _one_row(policy, "log-probs"), _one_row(reference, "log-probs")
     if len(first) != len(second):
-        raise ValueError(
-            f"expected as many log-probs of the reference as of the policy, got {len(second)}, {len(first)}"
-        )
+        raise ValueError(f"expected equally many log-probs of reference and policy, got {len(second)}, {len(first)}")
     if length is None:
         return of_tokens(first, second).sum()
     if length < 1 or len(first) % length:

@@ -42,6 +42,8 @@ def objective(value: Any, values: Values) -> str:
         if level == "sequence":
             raise ConfigError(f"loss_type={name!r} is defined by the ratio of each token; leave 'sequence' out")
         return str(name)
+    if name == "luspo" and level == "token":
+        raise ConfigError("loss_type='luspo' with the ratio of each token is not available; set 'sequence'")
     return "gspo" if level == "sequence" else "clipped"
 
 

@@ -5,8 +5,9 @@ step, and `on_step_begin` and `on_step_end` are called once for all of them. Cal
 on_epoch_begin, on_step_begin, on_step_end, on_log, on_evaluate, on_save, on_epoch_end and on_train_end, in TRL's order.
 
 Metrics have TRL's names and definitions: rewards, lengths and endings from the groups; loss, gradient, KL, entropy and
-clipping from oncurve's metrics. Not covered: `clip_ratio/low_min` and `high_max` where some token is clipped, which are
-of single completions, and `eval_loss` with a KL term or a bonus.
+clipping from oncurve's metrics. The KL is that before the first update of a generation. Not covered:
+`clip_ratio/low_min` and `high_max` where some token is clipped, which are of single completions, and `eval_loss` with a
+KL term or a bonus.
 """
 
 import math
@@ -218,6 +219,8 @@ class Hooks:
             self._since.clear()
         self._evaluated()
         self._saved(result.step)
+        if self.control.should_epoch_stop:
+            raise ConfigError("a callback set should_epoch_stop, which is refused; should_training_stop ends a run")
         if int(state.epoch) > before:
             self.call("on_epoch_end")
             self.call("on_epoch_begin")
@@ -256,11 +259,14 @@ class Hooks:
         self.call("on_log", logs=dict(said))
 
     def log_evaluation(self, metrics: Logs) -> Logs:
-        """Return log an evaluation, call on_evaluate with it, and return the metrics as they are logged."""
+        """Log an evaluation, call on_evaluate with it, note the best, and return the metrics as they are logged."""
         metrics = {**metrics, "eval_num_tokens": float(self._tokens)}
         self.log(metrics)
         metrics["epoch"] = self.state.epoch
         self.call("on_evaluate", metrics=dict(metrics))
+        name, state = f"eval_{(self.args.metric_for_best_model or '').removeprefix('eval_')}", self.state
+        if name in metrics and (state.best_metric is None or metrics[name] > state.best_metric):
+            state.best_metric, state.best_global_step = metrics[name], state.global_step
         return metrics
 
     def end(self) -> dict[str, float]:

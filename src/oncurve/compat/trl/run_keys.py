@@ -104,9 +104,7 @@ def _generation(values: Values, rows: int, accumulation: int) -> int:
     if generation is None:
         return int(rows * (accumulation if cut is None else cut))
     if generation % rows:
-        raise ConfigError(
-            f"generation_batch_size={generation} must be a multiple of per_device_train_batch_size={rows}"
-        )
+        raise ConfigError(f"generation_batch_size={generation} is no multiple of per_device_train_batch_size={rows}")
     return int(generation)
 
 

@@ -165,9 +165,7 @@ class RunTrainer(Closing):
         there = takewhile(Path.exists, _numbered(Path(self.args.output_dir)))
         found = [path for path in there if (path / "config.toml").is_file()]
         if not found:
-            raise ConfigError(
-                f"resume_from_checkpoint: there is no run of oncurve in {self.args.output_dir} to continue"
-            )
+            raise ConfigError(f"resume_from_checkpoint: there is no run of oncurve in {self.args.output_dir}")
         return found[-1]
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Logs:
@@ -244,6 +242,15 @@ class RunTrainer(Closing):
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
                 (made / file).replace(folder / file)
                 self._written.add(folder / file)
+
+    def create_model_card(self, *arguments: Any, **named: Any) -> None:
+        """Leave it to `save_model`, which writes the card of the run, README.md, next to the weights."""
+
+    def is_world_process_zero(self) -> bool:
+        """Return True: a script is one process."""
+        return True
+
+    is_local_process_zero = is_world_process_zero
 
     def log_metrics(self, split: str, metrics: Logs) -> None:
         """Print metrics, one per line."""

@@ -36,9 +36,7 @@ def minibatches(_: Any, values: Values) -> int:
     if not isinstance(batch, int) or not isinstance(each, int) or batch < 1 or each < 1:
         raise ConfigError(f"expected numbers of prompts above 0, got {shown(each)} of {shown(batch)}")
     if batch % each:
-        raise ConfigError(
-            f"data.train_batch_size={batch} prompts are not whole minibatches of {each}; give a divisor of {batch}"
-        )
+        raise ConfigError(f"data.train_batch_size={batch}: not whole minibatches of {each}; give a divisor of {batch}")
     return batch // each
 
 
@@ -228,12 +226,12 @@ def dual_clip(bound: float, values: Values) -> dict[str, Any]:
 
 
 OF_COMPLETIONS = "seq-mean-token-mean"
-"""The aggregation of verl's sapo and geo_mean, whatever loss_agg_mode says."""
+"""The aggregation of verl's gspo, sapo and geo_mean, whatever loss_agg_mode says."""
 
 
 def loss_agg_mode(mode: Any, values: Values) -> dict[str, Any]:
     meaning(mode, WORDS["aggregations"])
-    if objective(values) not in ("sapo", "gmpo"):
+    if objective(values) not in ("gspo", "sapo", "gmpo"):
         return {"aggregation.kind": mode} if is_given(values, f"{ACTOR}.loss_agg_mode") else {}
     if mode == OF_COMPLETIONS:
         return {}

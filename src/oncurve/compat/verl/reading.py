@@ -255,9 +255,7 @@ def _folder(values: Values) -> Path:
     for name in ("trainer.project_name", "trainer.experiment_name"):
         text = text.replace(f"${{{name}}}", str(values[name]))
     if not text or "://" in text:
-        raise ConfigError(
-            f"trainer.default_local_dir: expected a folder of this machine, got {shown(text)}; give --out"
-        )
+        raise ConfigError(f"trainer.default_local_dir: expected a folder here, got {shown(text)}; give --out")
     return Path(text).expanduser()
 
 

@@ -74,9 +74,7 @@ def _sources(values: Values) -> list[str]:
     column = values["data.reward_fn_key"]
     found = {source if isinstance(source := row.get(column), str) else None for row in _rows(values)}
     if None in found:
-        raise ConfigError(
-            f"a row has no text in the column {shown(column)}, by which verl chooses a reward; {A_FUNCTION}"
-        )
+        raise ConfigError(f"a row has no text in column {shown(column)}, by which verl picks a reward; {A_FUNCTION}")
     return sorted(str(source) for source in found)
 
 
@@ -109,9 +107,7 @@ def by_source(column: str, values: Values) -> dict[str, Any]:
     sources, usual = _sources(values), {"kind": "math"}
     tables = [dict(checker_of(source).table) for source in sources] or [usual]
     if len({table.get("weight") for table in tables}) > 1:
-        raise ConfigError(
-            f"rows of {', '.join(sources)} have different rewards, 0 and 1 or -1 and 1, in verl; {A_FUNCTION}"
-        )
+        raise ConfigError(f"rows of {', '.join(sources)} have different rewards (0, 1 or -1, 1) in verl; {A_FUNCTION}")
     chosen = tables[0] if all(table == tables[0] for table in tables) else usual
     if any("answer" in row for row in _rows(values)):  # else oncurve takes the ground truth by itself
         renamed |= {"answer": "reward_model.ground_truth"}

@@ -59,9 +59,7 @@ def as_actor(value: Any, values: Values, of: str) -> None:
 def critic_model(given: Any, values: Values) -> None:
     actor = values[f"{MODEL}.path"]
     if advantage(values) == "gae" and isinstance(given, str) and local(given) != local(actor):
-        raise ConfigError(
-            f"the critic begins as the policy, {actor}, with a value head; leave it out, got {shown(given)}"
-        )
+        raise ConfigError(f"the critic begins as the policy, {actor}, with a value head; leave out {shown(given)}")
 
 
 def critic_warmup(steps: int, values: Values) -> int | None:

@@ -177,7 +177,7 @@ def test_a_loss_mode_with_a_clip_gets_verls_default(mode: str) -> None:
     assert (given["objective.clip_low"], given["objective.clip_high"]) == (0.2, 0.2)
 
 
-@pytest.mark.parametrize("mode", ["sapo", "geo_mean"])
+@pytest.mark.parametrize("mode", ["gspo", "sapo", "geo_mean"])
 def test_kl_and_entropy_add_up_by_loss_agg_mode_whatever_the_policy_term_does(mode: str) -> None:
     words = (*GRPO, f"{A}.policy_loss.loss_mode={mode}", f"{A}.entropy_coeff=0.01")
     given = settings(*words, f"{A}.use_kl_loss=True")
