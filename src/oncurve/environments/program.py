@@ -6,6 +6,7 @@ A function is given what it names: `base_url`, `api_key`, `model`, `row` (all co
 columns by their names. A command finds the same in its environment: OPENAI_BASE_URL, OPENAI_API_KEY, ONCURVE_ROW.
 """
 
+import inspect
 import json
 import os
 import subprocess
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.environments.play import seed_all, taken
-from oncurve.rewards import awaited
 
 MODEL = "policy"
 _LONGEST_LINE = 1 << 16
@@ -41,7 +41,11 @@ class ProgramPlayer:
         ask("POST", f"{item['address']}/begun", b"0", sent, seconds=60.0, proxies=False)  # its time begins
         seed_all(item["seed"])
         given = {**row, "row": row, "base_url": item["address"], "api_key": key, "model": MODEL}
-        value = awaited(self._run(**taken(self._run, given)))
+        value = self._run(**taken(self._run, given))
+        if inspect.iscoroutine(value):
+            import asyncio
+
+            value = asyncio.run(value)  # a program has an event loop of its own, of which nothing is left
         return {"outcome": None if value is None else float(value)}
 
 

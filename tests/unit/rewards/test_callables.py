@@ -119,6 +119,22 @@ def test_an_async_function_runs_where_a_loop_is_running_already() -> None:
     assert asyncio.run(notebook()) == [1.0]
 
 
+def test_all_async_calls_of_a_process_run_in_one_event_loop_which_an_exit_does_not_end() -> None:
+    loops: list[object] = []
+
+    async def watching(completion: str) -> float:
+        loops.append(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        if completion == "exit":
+            sys.exit(3)
+        return 1.0
+
+    with RewardSet.build([watching]) as rewards:
+        one, _, other = (rewards_of(rewards.score([group(text)])) for text in ("a", "exit", "b"))
+    assert one == other == [1.0]
+    assert len(set(loops)) == 1
+
+
 def test_what_a_script_defines_travels_to_workers_unless_it_would_not_be_the_same(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         """

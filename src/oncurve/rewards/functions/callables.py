@@ -17,8 +17,10 @@ worker and in this process.
 from __future__ import annotations
 
 import base64
+import functools
 import inspect
 import re
+import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -175,22 +177,40 @@ def unpickled(given: Any) -> Any:
 
 
 def awaited(value: Any) -> Any:
-    """Return the result of a coroutine function, also where an event loop is already running (a notebook)."""
+    """Return the result of a coroutine function, also where an event loop is already running (a notebook).
+
+    All of a process run in one event loop, so that a client which a function keeps open serves its next call too.
+    """
     if not inspect.isawaitable(value):
         return value
     import asyncio  # here: it is slow to import, and few rewards need it
-    from concurrent.futures import ThreadPoolExecutor
 
+    future = asyncio.run_coroutine_threadsafe(_outcome(value), _event_loop())
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(_wait(value))
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, _wait(value)).result()
+        result, error = future.result()
+    finally:
+        future.cancel()  # where a signal has ended the wait
+    if error is not None:
+        raise error
+    return result
 
 
-async def _wait(value: Any) -> Any:
-    return await value
+@functools.cache
+def _event_loop() -> Any:
+    """Return this process's event loop, which runs in a thread of its own."""
+    import asyncio
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+async def _outcome(value: Any) -> tuple[Any, BaseException | None]:
+    """Return the result and None, or None and what was raised: a SystemExit would end the event loop."""
+    try:
+        return await value, None
+    except BaseException as error:
+        return None, error
 
 
 def served(
