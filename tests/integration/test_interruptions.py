@@ -18,6 +18,7 @@ from fakes.architectures import architecture
 from fakes.project import Command, words_tokenizer
 from fakes.started import start_process
 from fakes.waiting import until
+from oncurve.base.errors import RunDirectoryError
 from oncurve.durable import StorageError
 from oncurve.learner import LocalLearner
 from oncurve.learner.optimizer.adamw import SlicedAdamW
@@ -278,6 +279,8 @@ def test_a_signal_between_two_steps_loses_nothing_and_the_run_has_let_go_of_its_
         assert (again.stopped_by, again.directory) == (None, Path("stopped"))
     assert equals_whole("stopped")
     run.save("saved")
+    with pytest.raises(RunDirectoryError, match="saved exists and is not empty; nothing is overwritten"):
+        run.save("saved")
     run.close()
     assert Path("saved/model.safetensors").is_file()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from oncurve.base.closing import Closing
-from oncurve.base.errors import ConfigError, command
+from oncurve.base.errors import ConfigError, RunDirectoryError, command
 from oncurve.data import Prompts, Rows, check_row
 from oncurve.display import run_card
 from oncurve.evaluate import EVALUATION_DRAW, Evaluation
@@ -72,9 +72,8 @@ class TrainedRun(Closing):
         stopped = [] if self.stopped_by is None else [f"stopped by {self.stopped_by}"]
         more = ["run.plot()  run.groups()  run.sample()  run.evaluate()  run.report()  run.metrics.to_pandas()"]
         if self.directory is not None:
-            more.append(
-                f"In a browser: {command('view', self.directory, '--at', link(self.directory.resolve().name, done))}"
-            )
+            at = link(self.directory.resolve().name, done)
+            more.append(f"In a browser: {command('view', self.directory, '--at', at)}")
             more.append("Links: #/run/step/group/completion/token, #/run/evaluation, #/run/doctor, #/run/curves/metric")
         return run_card(" · ".join([where, steps, *stopped]), self._whole(), more)
 
@@ -181,8 +180,13 @@ class TrainedRun(Closing):
         )
 
     def save(self, path: str | Path) -> None:
-        """The policy in Hugging Face form, from the full-precision masters."""
-        self.run.save_model(Path(path))
+        """Write the policy in Hugging Face form, from the full-precision masters, into a new or empty folder.
+
+        Raises RunDirectoryError: something is there, which is not overwritten.
+        """
+        if (folder := Path(path)).exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RunDirectoryError(f"{path} exists and is not empty; nothing is overwritten: name another folder")
+        self.run.save_model(folder)
 
     def close(self) -> None:
         """End the reward workers. `evaluate` and `sample` cannot be called after it. Twice is allowed."""
