@@ -109,7 +109,7 @@ def test_a_fault_is_masked_named_and_counted_and_its_siblings_are_scored(
 
 @pytest.mark.parametrize("fault", [name for name in OUTCOMES if name not in ("endless", "sleep", "none")])
 def test_a_fault_may_stop_the_run_instead(sets: Callable[..., RewardSet], fault: str) -> None:
-    words = rf"reward columns failed \({OUTCOMES[fault]}\), and its on_error is 'raise'"
+    words = rf"reward columns failed \({OUTCOMES[fault]}\), with on_error = 'raise'"
     with pytest.raises(RewardError, match=words):
         sets("columns", "raise").score(with_one_fault(fault))
 

@@ -62,7 +62,7 @@ def test_what_a_run_would_refuse_is_a_problem_with_its_place_and_an_exit_code(tm
     assert ended.exit_code == 2
     *lines, last = ended.stdout.splitlines()
     needs, long = json.loads(last)["problems"]
-    assert needs.startswith(f"{file} line 2: reward exact needs 'answer', and there is no such column")
+    assert needs.startswith(f"{file} line 2: reward exact needs 'answer', and this row has no such column")
     assert long.startswith(f"{file} line 2: the prompt has 41 tokens; 1 of 3 prompts have more than the 10 allowed")
     assert "  exact: needs answer; 2 rows lack it" in lines
     assert "  answer  text (in 1 of 3 rows): 2" in lines
@@ -288,7 +288,7 @@ def test_rewards_that_work_are_only_warned_of(tmp_path: Path):
     assert found.problems == ()
     picky, zero = found.warnings
     assert re.search("reward picky failed for .*IndexError", picky)
-    assert re.search("reward zero gives the reference answer of .* 0 and a made-up text 0", zero)
+    assert re.search("reward zero gives 0 for the reference answer of .* and 0 for a made-up text", zero)
     assert "A run would take this." not in found.text()
     means = [tuple(reward[key] for key in ("tried", "read", "mean")) for reward in found.rewards]
     assert means == [(6, 6, 1.0)] * 3 + [(6, 6, 0.0)]

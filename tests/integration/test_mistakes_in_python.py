@@ -89,5 +89,5 @@ def test_a_run_that_is_there_is_gone_on_with_by_a_call_of_python() -> None:
     Path("there").mkdir()
     Path("there/config.toml").write_text("")
     for given, call in (("exact", "oncurve.resume('there')"), (reward, "oncurve.resume('there', reward=reward)")):
-        refused(lambda: oncurve.train(**{**GIVEN, "out": "there", "reward": given}), f"Go on with it ({call})")  # noqa: B023
+        refused(lambda: oncurve.train(**{**GIVEN, "out": "there", "reward": given}), f"Continue it ({call})")  # noqa: B023
     shutil.rmtree("there")

@@ -129,7 +129,7 @@ def test_recipes_and_folders_that_are_not_there_are_refused(command: Command) ->
 def test_a_folder_that_holds_anything_is_never_written_into(command: Command) -> None:
     before = {path: path.read_bytes() for path in Path("whole-outcome").rglob("*") if path.is_file()}
     said = command("reward-model", "train", "outcome.toml", "--out", "whole-outcome")
-    refused(said, "whole-outcome exists and is not empty", "Go on with it (oncurve resume whole-outcome)")
+    refused(said, "whole-outcome exists and is not empty", "Continue it (oncurve resume whole-outcome)")
     Path("notes").mkdir()
     Path("notes/mine.txt").write_text("mine")
     refused(command("reward-model", "train", "outcome.toml", "--out", "notes"), "It is not a run of oncurve")

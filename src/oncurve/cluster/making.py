@@ -150,7 +150,7 @@ class ProcessCluster(Cluster):
 
     inert: ClassVar[tuple[Inert, ...]] = (
         Inert(
-            ("cluster.rollout_gpus",),
+            ("cluster.rollout_gpus", "cluster.worker_threads"),
             ("cluster.rollout_workers",),
             lambda cluster: not cluster.rollout_workers,
             "without cluster.rollout_workers this process samples",

@@ -266,9 +266,8 @@ class RunConfig(Component):
     @property
     def loss_weights(self) -> Callable[[TrainBatch], Tensor | TokenWeights]:
         """The weights of an update's losses: the aggregation, and that of terms with their own."""
-        return (
-            self.token_weights if self.apart_weights is None else PolicyAndApart(self.token_weights, self.apart_weights)
-        )
+        apart = self.apart_weights
+        return self.token_weights if apart is None else PolicyAndApart(self.token_weights, apart)
 
     @property
     def old_logprobs(self) -> str:

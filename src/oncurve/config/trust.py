@@ -121,7 +121,9 @@ def _ask(file: Path, lines: Sequence[str], asks: bool) -> None:
         _key()
     except OSError as error:
         without = f" (no key of this user can be kept: {error.strerror or error})"
-    said = visible(f"{file}: this user has not made it on this machine{without}, and it brings:\n{listed}\n")
+    said = visible(
+        f"{file} brings what this user's oncurve has not written there on this machine{without}:\n{listed}\n"
+    )
     if asks and os.isatty(0) and os.isatty(2):
         complain(f"{said}Its code runs with all your rights, and it sends these variables. Go on? [y/N]")
         if sys.stdin.readline().strip().lower() in ("y", "yes"):

@@ -41,9 +41,7 @@ def renamed(row: Mapping[str, Any], columns: Mapping[str, str], place: str) -> M
     for name, column in columns.items():
         if found[name] is MISSING:
             has = ", ".join(map(str, row)) or "no columns"
-            raise DataError(
-                f"{place}: column {column!r} of data.columns is missing; it has: {has}{suggest(column, row)}"
-            )
+            raise DataError(f"{place}: column {column!r} (data.columns) is missing; it has {has}{suggest(column, row)}")
         if name in row and name not in columns.values():
             raise DataError(
                 f"{place}: data.columns makes {column!r} the column {name!r}, and there is one of that name; give that "

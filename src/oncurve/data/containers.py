@@ -78,9 +78,8 @@ def _is_a(package: str, name: str, value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    return (
-        f"{type(value).__name__} {value!r:.40}" if isinstance(value, (str, bytes, int, float)) else type(value).__name__
-    )
+    name = type(value).__name__
+    return f"{name} {value!r:.40}" if isinstance(value, (str, bytes, int, float)) else name
 
 
 def _up_to(rows: Iterator[Any], limit: int | None, endless: bool) -> list[Any]:
@@ -104,9 +103,7 @@ def _rows_of_columns(data: Mapping[Any, Any]) -> Iterable[Mapping[str, Any]]:
     if not names:
         return []
     if all(hasattr(part, "column_names") for part in data.values()) or _looks_like_splits(data):
-        raise DataError(
-            f"data: these are the splits {', '.join(map(str, names))}; pass one of them, like data[{names[0]!r}]"
-        )
+        raise DataError(f"data: these are the splits {', '.join(map(str, names))}; pass one, like data[{names[0]!r}]")
     _check_names(names, "data")
     columns = {name: _column(name, values) for name, values in data.items()}
     lengths = {name: len(values) for name, values in columns.items()}

@@ -22,7 +22,7 @@ from oncurve.base.errors import DataError, ModelError
 from oncurve.data.columns import MISSING, value_at
 from oncurve.data.prompts import Prompts, check_row, check_vocabulary, is_token_ids
 from oncurve.data.settings import DataSettings, Rows
-from oncurve.data.sources import read_rows
+from oncurve.data.sources import NO_ROWS, read_rows
 from oncurve.models.loading import chat_text, encode, render
 from oncurve.types import Completion, Prompt
 
@@ -51,7 +51,7 @@ def load_demonstrations(settings: DataSettings, base: Path | None = None) -> Dem
     """
     train, held_out = read_rows(settings, base)
     if not len(train):
-        raise DataError("sft: there is no row to train on: all are held out, or the source is empty")
+        raise DataError(NO_ROWS.format(len(held_out)))
     form = _form(train.items[0], settings)
     if form != COMPLETION:
         update: dict[str, Any] = {"template": None, "prompt_column": "prompt"}

@@ -120,7 +120,7 @@ class Files(DataSettings):
             return []
         return [
             "data.path: missing; name a file (JSONL, parquet, CSV), a folder or a data set of the hub, or choose "
-            "another data.kind: list, task"
+            "another data.kind: task, seeds, reasoning_gym"
         ]
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:

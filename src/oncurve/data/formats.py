@@ -191,9 +191,10 @@ def _separated(file: Path, key: str, delimiter: str) -> Rows:
                 names = _header(cells, file, delimiter)
             elif cells:
                 if len(cells) != len(names):
+                    more = f"put a text with {delimiter!r} in it into quotation marks"
                     raise DataError(
-                        f"{file} line {lines.line_num}: {len(cells)} cells, and the header has {len(names)} "
-                        f"({', '.join(names)}); put a text with {delimiter!r} in it into quotation marks"
+                        f"{file} line {lines.line_num}: the header has {len(names)} cells ({', '.join(names)}), and "
+                        f"this line {len(cells)}; {more if len(cells) > len(names) else 'add what is missing'}"
                     )
                 rows.append(dict(zip(names, cells, strict=True)))
                 numbers.append(lines.line_num)

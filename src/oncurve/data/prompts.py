@@ -272,10 +272,8 @@ def _too_long(lengths: Sequence[int], longest: float, room: float) -> str:
     fixes += [f"raise the limit (data.max_prompt_tokens={most})"] if longest < most <= room else []
     fixes += ["leave them out (data.overlong=drop)"] if over < len(ranked) else []
     fixes += ["keep their last tokens (data.overlong=truncate_left)"] if longest >= 1 else []
-    return (
-        f"{over:,} of {len(ranked):,} prompts have more than the {longest:,.0f} allowed (tokens: {says}); "
-        f"{', or '.join(fixes)}"
-    )
+    more = f"{over:,} of {len(ranked):,} prompts have more than the {longest:,.0f} allowed"
+    return f"{more} (tokens: {says}); {', or '.join(fixes)}"
 
 
 def check_vocabulary(prompt: Any, vocabulary: int, place: str) -> None:

@@ -233,6 +233,8 @@ class InMemory(DataSettings):
         return Files(path=file.name, eval_path=held_out.name if self.eval_rows else None, **shared)
 
 
+NO_ROWS = "data: there is no row to train on, and {} are held out: give more rows, or data.eval_fraction=0"
+
 DATA_KINDS: dict[str, type[DataSettings]] = {
     "files": Files,
     "list": InMemory,
@@ -248,9 +250,10 @@ def load_rows(settings: DataSettings, base: Path | None = None) -> Rows:
 
     Raises DataError with file, line, column and a suggestion; also where there are no rows.
     """
-    rows = _checked(read_rows(settings, base)[0], settings).first(settings.limit)
+    train, held_out = read_rows(settings, base)
+    rows = _checked(train, settings).first(settings.limit)
     if not rows:
-        raise DataError("data: there is no row to train on: all are held out, or the source is empty")
+        raise DataError(NO_ROWS.format(len(held_out)))
     return rows
 
 

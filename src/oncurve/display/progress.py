@@ -261,12 +261,9 @@ class Progress:
             found.append(("loss", short(metrics["policy/objective_loss"], zeros=True)))
         if self._accuracy is not None:
             found.append(("accuracy", share(self._accuracy)))
+        shown = metrics.keys() - ({"groups/constant"} if no_gradient else ())
         for key, label, words in FIELDS:
-            if (
-                key in metrics
-                and (metrics[key] or key not in TROUBLE)
-                and not (no_gradient and key == "groups/constant")
-            ):
+            if key in shown and (metrics[key] or key not in TROUBLE):
                 found.append((label, words(metrics[key])))
         return found
 

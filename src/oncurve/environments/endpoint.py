@@ -185,9 +185,8 @@ class EndpointServer(Closing):
         routes = [Route(path, answer, methods=["POST"]) for path, answer in posts.items()]
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        app = Starlette(
-            routes=[*routes, Route("/v1/models", self._models)], exception_handlers={RefusedError: _refusal}
-        )
+        routes.append(Route("/v1/models", self._models))
+        app = Starlette(routes=routes, exception_handlers={RefusedError: _refusal})
         quiet: Any = {"ws": "none", "lifespan": "off", "log_config": None, "log_level": "error"}
         self._server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=1, **quiet))
         self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)

@@ -107,9 +107,7 @@ class EpisodeEngine(TurnsEngine):
         Returns the last reply, or a fault: the environment is not exact, or says something else this time.
         """
         if not self.settings.exact:
-            return WorkerReply(
-                None, "died", "its worker has ended, and environment.exact = false: it is not played again"
-            )
+            return WorkerReply(None, "died", "its worker ended, and environment.exact = false: it is not played again")
         for item, before in row.log[:-1]:
             reply = self.host.begin(row.number, item).replies()[0]
             if reply.fault is not None or reply.value == {"lost": True}:

@@ -89,7 +89,7 @@ def forecast_command(
         raise ConfigError("--memory is that of a card: name it, or one like it, with --machine")
     place = machine(card[0], card[1]) if card[0] is not None else None
     subject = model or (f"{parameters} parameters" if parameters is not None else config.model.path)
-    title = f"{name}: {subject}" + (f" on {place.name}" if place is not None else "")
+    title = (name if name == subject else f"{name}: {subject}") + (f" on {place.name}" if place is not None else "")
     if asked is None and not config.model.path:
         raise ConfigError(
             "no model: name a recipe that has one, set model.path=FOLDER, or give --model qwen2.5-7b or --parameters 7B"

@@ -259,7 +259,7 @@ class EvaluationFiles:
             found = json.loads(gzip.decompress(self.path(step).read_bytes()))
             return {int(each["id"]): each for each in found}
         except (OSError, EOFError, zlib.error, ValueError, RecursionError, KeyError, TypeError) as error:
-            known = steps_in_words(self.steps(), step)
+            known = f"{steps_in_words(self.steps(), step)}; see eval.every"
             reason = f"no results of an evaluation after step {step} can be read; there are those after: {known}"
             raise RunDirectoryError(f"{self.folder.parent}: {reason}") from error
 

@@ -57,12 +57,11 @@ class RewardComponent:
         for needed in self.accepts.needs:
             if not _has(row, needed) and not set(needed) & set(offered):
                 columns = sorted(map(str, row))
-                other = columns[0] if len(columns) == 1 else "COLUMN"
                 near = suggest(needed[0], [*columns, *offered])
                 return (
-                    f"reward {self.name} needs {' or '.join(map(repr, needed))}, and there is no such column"
-                    f"; the columns are: {', '.join(columns) or 'none'}; always offered: {', '.join(offered)}{near}; "
-                    f"'data.columns={{{needed[0]}=\"{other}\"}}' gives a column this name"
+                    f"reward {self.name} needs {' or '.join(map(repr, needed))}, and this row has no such column"
+                    f"; its columns are: {', '.join(columns) or 'none'}; always offered: {', '.join(offered)}{near}; "
+                    f"add it, or 'data.columns={{{needed[0]}=\"COLUMN\"}}' if all rows have it by another name"
                 )
         wrong = self.settings.complaint(row)
         return None if wrong is None else f"reward {self.name}: {wrong}"

@@ -216,11 +216,9 @@ def command_config(
     if not evaluated:
         return found
     *fraction, every = evaluated.values()
-    held_out = (
-        f"{fraction[0]:.3g} of the rows is held out, and evaluated" if fraction else "held-out rows are evaluated"
-    )
+    held_out = f"{fraction[0]:.3g} of the rows is held out, and" if fraction else "held-out rows are"
     none = "data.eval_fraction=0 trains on all rows" if fraction else "eval.every=0 leaves that out"
-    complain(f"by default {held_out} every {'step' if every == 1 else f'{every} steps'} (eval.every); {none}")
+    complain(f"by default {held_out} evaluated every {'step' if every == 1 else f'{every} steps'} (eval.every); {none}")
     return _configured(target, is_model, overrides, data_arguments(data) | evaluated, rewards, presets)
 
 
@@ -257,6 +255,8 @@ def _configured(
 def data_among(words: Sequence[str], data: str | None) -> tuple[list[str], str | None]:
     """Return `words` without the file or folder of rows among them, and the data: that file where `data` is None."""
     rows = [word for word in words if word.strip() and "=" not in word and (names_rows(word) or Path(word).is_dir())]
+    if data is not None and (again := [word for word in words if word.startswith("data.path=")]):
+        raise ConfigError(f"--data {data} and {again[0]} both name the rows: give one of them")
     if data is not None or len(rows) != 1:
         return list(words), data
     return [word for word in words if word != rows[0]], rows[0]

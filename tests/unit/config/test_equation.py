@@ -103,5 +103,5 @@ def test_what_looks_like_a_mistake_is_noted():
     cases = table("equation", "noted")
     for words, overrides in cases.items():
         assert any(line.startswith("note: ") and words in line for line in said(*overrides).splitlines()), words
-    assert "a step takes some of them twice" in said(facts=RunFacts(rows=10))
+    assert "a step takes some of them more than once" in said(facts=RunFacts(rows=10))
     assert "note: " not in said()

@@ -140,7 +140,7 @@ def test_columns_get_other_names_and_parts_of_a_table_become_columns(tmp_path: P
     assert rows_of(path=str(file), columns=columns) == [{"meta": {"truth": 4}, "level": 1, "prompt": "a", "answer": 4}]
     said = complaint(path=str(file), columns={"prompt": "qestion"})
     assert said == (
-        f"{file} line 1: column 'qestion' of data.columns is missing; it has: question, meta, level; "
+        f"{file} line 1: column 'qestion' (data.columns) is missing; it has question, meta, level; "
         "did you mean 'question'?"
     )
     assert "there is one of that name" in complaint(path=str(file), columns={"level": "question"})

@@ -163,7 +163,7 @@ def test_every_container_gives_the_rows_that_a_list_gives(container: str) -> Non
 WRONG: dict[str, tuple[Any, str]] = {
     "a DatasetDict": (
         datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS)),
-        r"splits train, test; pass one of them, like data\['train'\]",
+        r"splits train, test; pass one, like data\['train'\]",
     ),
     "streamed splits": (
         datasets.IterableDatasetDict(train=datasets.Dataset.from_list(ROWS).to_iterable_dataset()),

@@ -120,7 +120,8 @@ def test_an_option_of_any_name_has_words_or_none(name: str, options: list[str]) 
 
 
 CONFIG = "[run]\nsteps = 20\n[checkpoint]\nbest = 'eval/reward'\n"
-LINES = ({"step": 0, "eval/reward": 0.1}, {"step": 4, "eval/reward": 0.5}, {"step": 8, "eval/reward": 0.4}, {"step": 9})
+REWARDS = {0: 0.1, 2: 0.5, 4: 0.5, 8: 0.4}
+LINES = (*({"step": step, "eval/reward": reward} for step, reward in REWARDS.items()), {"step": 9})
 
 
 def lay_out(path: Path, *lines: dict[str, float], config: str = CONFIG, age: float = 0.0) -> Path:
@@ -151,11 +152,11 @@ def test_runs_are_listed_with_state_step_best_and_age_the_last_first(tmp_path: P
         ("stopped", "stopped", 9, 20),
         ("finished", "finished", 20, 20),
     ]
-    best = "eval/reward 0.5 at 4 (no checkpoint of it)"
+    best = "eval/reward 0.5 at 2 (no checkpoint of it)"
     assert [run.cells()[3:] for run in found[1:]] == [("-", "1 min"), (best, "2 h"), ("-", "2 d")]
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert table_of(found).splitlines()[3].split("  ")[-1] == "2 h"
-    assert json.loads(json.dumps([run.to_json() for run in found]))[2]["best_step"] == 4
+    assert json.loads(json.dumps([run.to_json() for run in found]))[2]["best_step"] == 2
     (tmp_path / "a/stopped/checkpoints/step-000004").mkdir(parents=True)
     assert list_runs(tmp_path / "a")[0].cells()[3] == "eval/reward 0.5 at 4"
 

@@ -118,6 +118,7 @@ INERT_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "nothing_off_policy": lambda c: c.stays_at_1,
     "one_round": lambda c: not c.filter.dynamic_sampling,
     "no_warm_start": lambda c: not c.sft.present,
+    "no_trackers": lambda c: not c.tracking.to,
 }
 
 
@@ -339,8 +340,8 @@ def try_rewards(rewards: RewardSet, settings: DataSettings, rows: Rows) -> list[
 def blind(rewards: RewardSet, trials: Mapping[str, Trial], rows: Rows, index: int = 0) -> list[str]:
     """Return a warning for each reward that gives a row's reference answer no more than a made-up text."""
     return [
-        f"reward {one.name} gives the reference answer of {rows.place(rows.numbers[index])} {trial.reference:g} and a "
-        f"made-up text {trial.made_up:g}: does it compare with the right column, in the right form?"
+        f"reward {one.name} gives {trial.reference:g} for the reference answer of {rows.place(rows.numbers[index])} "
+        f"and {trial.made_up:g} for a made-up text: does it compare with the right column, in the right form?"
         for one in rewards.components
         if one.settings.weight > 0 and not one.settings.shapes and _reads_answer(one)
         for trial in [trials.get(one.name)]

@@ -319,9 +319,7 @@ class ComponentScoring:
             if len(values) == expected:
                 self.extras.setdefault(name, [None] * total)[start : start + expected] = values
             else:
-                self.component.warn_once(
-                    "reward %s: log_extra(%r, ...) needs one value per completion; it is left out", name
-                )
+                self.component.warn_once("reward %s: log_extra(%r, ...) needs one value per completion: left out", name)
         return rewards
 
 
@@ -329,9 +327,7 @@ def _value_of_fault(component: RewardComponent, reply: WorkerReply) -> float | N
     """Return the value in place of a faulty one; None masks the completion. Raises RewardError where it is to stop."""
     on_error = component.settings.on_error
     if on_error == "raise":
-        raise RewardError(
-            f"reward {component.name} failed ({reply.fault}), and its on_error is 'raise':\n{reply.message}"
-        )
+        raise RewardError(f"reward {component.name} failed ({reply.fault}), with on_error = 'raise':\n{reply.message}")
     return None if on_error == "mask" else float(on_error)
 
 

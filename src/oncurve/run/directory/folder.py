@@ -143,9 +143,7 @@ class RunDirectory(Closing):
         if not os.access(existing, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise RunDirectoryError(f"{existing} cannot be written to. Choose another --out, or change its mode.")
         if path.is_dir() and any(path.iterdir()) and not _is_beginning(path):
-            fix = (
-                f"Go on with it ({go_on or command('resume', path)}), or choose another {'out' if go_on else '--out'}."
-            )
+            fix = f"Continue it ({go_on or command('resume', path)}), or choose another {'out' if go_on else '--out'}."
             if not (path / CONFIG).is_file():
                 fix = "It is not a run of oncurve. Choose another --out."
             raise RunDirectoryError(f"{path} exists and is not empty; nothing in it is overwritten. {fix}")

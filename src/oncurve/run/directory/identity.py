@@ -172,8 +172,8 @@ def take_up(
         lines = "\n  ".join(refused)
         raise RunDirectoryError(
             f"{held.path} cannot be resumed exactly, because what it depends on has changed:\n  {lines}\n"
-            "Undo the change, or accept a resume that is not exact (in Python: changed=True):\n"
-            f"{command('resume', held.path, '--changed')}"
+            "Undo the change, or accept a resume that is not exact (in Python: changed=True), by this command with the "
+            f"settings that you gave:\n{command('resume', held.path, '--changed')}"
         )
     kept = {**now, "id": before["id"]}
     differences = [*refused, *found.reported]

@@ -104,12 +104,14 @@ def _listed(path: Path) -> ListedRun:
     state: State = "running" if running else "finished" if finished else "stopped"
     named = record.setting("checkpoint", "best")
     metric = next((key for key in (named, *MEASURED) if any(key in line for line in lines)), None)
-    best = max((line for line in lines if metric in line), key=lambda line: line[str(metric)], default=None)
+    stored = dict(durable.numbered(path / "checkpoints"))
+    measured = (line for line in lines if metric in line)
+    best = max(measured, key=lambda line: (line[str(metric)], line.get("step") in stored), default=None)
     if best is None:
         warm_start = not step and (path / SFT / CONFIG).is_file()
         return ListedRun(path, state, step, steps, age_seconds=age, warm_start=warm_start)
     at = int(best.get("step", 0))
-    kept = at in dict(durable.numbered(path / "checkpoints")) if at else None
+    kept = at in stored if at else None
     return ListedRun(path, state, step, steps, metric, float(best[str(metric)]), at, age, kept)
 
 
