@@ -31,6 +31,11 @@ class SystemInfo:
     settings: dict[str, Any]
     bytes_per_parameter: int
 
+    @property
+    def half(self) -> bool:
+        """Whether it computes in bf16."""
+        return "bfloat16" in self.settings.values() or bool(self.settings.get("autocast"))
+
 
 SYSTEMS: dict[str, SystemInfo] = {
     "oncurve": SystemInfo("bench.systems.ours", "oncurve", {}, 20),

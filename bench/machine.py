@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["available_bytes", "code_hash", "describe", "kind", "limited", "load"]
+__all__ = ["available_bytes", "code_hash", "describe", "has_bf16", "kind", "limited", "load"]
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "transformers", "trl", "rlox", "accelerate", "tokenizers", "numpy")
@@ -38,6 +38,11 @@ def _cpuinfo() -> dict[str, str]:
 def limited() -> bool:
     """Return whether torch is held to AVX2, as `scripts/instruction_sets.py` does it."""
     return os.environ.get("ATEN_CPU_CAPABILITY") == "avx2"
+
+
+def has_bf16() -> bool:
+    """Return whether the processor computes in bf16: an x86 without it emulates it, and no system is compared so."""
+    return not (flags := _flags()) or bool(flags & {"amx_bf16", "avx512_bf16"})
 
 
 def _flags() -> set[str]:

@@ -72,6 +72,8 @@ def run(results: Results, quick: bool, only: str | None = None, started: float |
     limits: dict[str, dict[str, Any]] = {}
     failed: list[str] = []
     for name, other in _quick_pairs(names) if quick else in_rounds(names):
+        if SYSTEMS[other].half and not machine.has_bf16():
+            continue
         if not results.has("cells", name, other):
             steps = QUICK[name] if quick else STEPS[CELLS[name].model]
             until = begun + QUICK_SECONDS if quick else None
