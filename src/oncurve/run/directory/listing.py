@@ -104,7 +104,7 @@ def _listed(path: Path) -> ListedRun:
     state: State = "running" if running else "finished" if finished else "stopped"
     named = record.setting("checkpoint", "best")
     metric = next((key for key in (named, *MEASURED) if any(key in line for line in lines)), None)
-    stored = dict(durable.numbered(path / "checkpoints"))
+    stored = {0, *dict(durable.numbered(path / "checkpoints"))}  # 0: what was before training
     measured = (line for line in lines if metric in line)
     best = max(measured, key=lambda line: (line[str(metric)], line.get("step") in stored), default=None)
     if best is None:
