@@ -218,7 +218,7 @@ def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path, config:
         why = f"no step was better than the start ({metric} {about['best']:.4g} before training)"
     there = ", ".join(str(number) for number, _ in durable.numbered(directory / "checkpoints"))
     newest = command("export", directory, "--step", about["step"])
-    raise RunDirectoryError(f"{directory} has no best checkpoint: {why}; the steps there are: {there}; {newest}")
+    raise RunDirectoryError(f"{directory} has no best checkpoint: {why}; its steps are {there}: {newest}")
 
 
 def _export(config: RunConfig, found: FoundCheckpoint, step: int, out: Path, adapter: bool) -> Exported:
