@@ -80,6 +80,7 @@ def test_as_many_rows_as_the_settings_say_are_asked_for_at_a_time(monkeypatch: p
         assert max(counts) == min(size, most)
 
 
+@pytest.mark.slow
 def test_a_server_samples_from_the_weights_that_it_was_given_last(orders: Path) -> None:
     """Token in, token out: log-probs of the settings' temperature, endings, seeds; and the same after updates."""
     first, second = model(0), model(1)

@@ -26,6 +26,7 @@ def partly_frozen(seed: int = 0, frozen: tuple[str, ...] = FROZEN) -> torch.nn.M
     return module
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits_and_frozen_weights_are_stored_once(tmp_path: Path) -> None:
     given = {name: parameter.detach().clone() for name, parameter in partly_frozen().named_parameters()}
     begin = partial(oncurve.train, data=ROWS, reward=low_ids, steps=3, settings=SETTINGS)

@@ -81,12 +81,13 @@ def test_it_moves_at_its_steps_and_is_the_same_to_the_bit_in_between(dtype: str)
     assert [line["policy/kl"] < 1e-9 for line in metrics] == [True, False] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(["model.dtype=float32", *AVERAGE], marks=pytest.mark.slow),
+        ["model.dtype=float32", *AVERAGE],
         ["model.dtype=bfloat16", *AVERAGE],
-        pytest.param(["model.dtype=bfloat16", "reference.every=2"], marks=pytest.mark.slow),
+        ["model.dtype=bfloat16", "reference.every=2"],
     ],
     ids=["float32", "bfloat16", "bfloat16 copies"],
 )

@@ -60,6 +60,7 @@ print(oncurve.group_advantages(torch.ones(2), torch.ones(2).bool(), torch.zeros(
 """
 
 
+@pytest.mark.slow
 def test_windows_has_the_maths_and_gets_a_sentence_for_a_run(project: Path) -> None:
     done = python(project, WINDOWS, "-c", COMMANDS)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

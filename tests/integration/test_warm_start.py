@@ -37,6 +37,7 @@ def whole(site: Path) -> Path:
     return site / "whole"
 
 
+@pytest.mark.slow
 def test_it_goes_from_no_form_to_the_form_and_grpo_goes_on_from_there(whole: Path) -> None:
     warm = [line for line in metrics_of(whole / "sft") if "eval/accuracy" in line]
     assert warm[0]["step"] == warm[0]["eval/accuracy"] == 0

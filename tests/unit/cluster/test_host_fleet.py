@@ -254,6 +254,7 @@ def test_deaths_leave_no_descriptor_no_thread_and_no_child() -> None:
         until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
 
 
+@pytest.mark.slow
 def test_an_error_of_the_fleets_own_thread_is_told(two: HostFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last test of this fleet."""
 

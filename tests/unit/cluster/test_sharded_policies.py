@@ -61,12 +61,13 @@ def first_moments(folder: Path, record: Any, one: Any) -> Tensor:
     return torch.cat([found[f"moment1.{name}"].flatten().double() for name in one.optimizer.trained])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "ranks", "given", "near"),
     [
         ("all", 2, torch.float32, 2e-6),
-        *(pytest.param(kind, 4, torch.float32, 2e-6, marks=pytest.mark.slow) for kind in ("new", "some")),
-        pytest.param("trained", 4, torch.float64, 1e-12, marks=pytest.mark.slow),
+        *((kind, 4, torch.float32, 2e-6) for kind in ("new", "some")),
+        ("trained", 4, torch.float64, 1e-12),
     ],
 )
 def test_the_gradient_of_ranks_is_that_of_one_process_and_frozen_weights_have_none(

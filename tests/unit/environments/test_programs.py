@@ -88,6 +88,7 @@ def everything(groups):
     return [[whole(group, each) for each in group.completions] for group in groups]
 
 
+@pytest.mark.slow
 def test_what_a_program_gets_depends_on_nothing_that_runs_beside_it():
     rows = [{"aside": number % 2} for number in range(3)]
     groups, other = (played("talk", rows, waves=number, processes=number**2) for number in (1, 2))
