@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import functools
 import inspect
+import os
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -185,7 +186,7 @@ def awaited(value: Any) -> Any:
         return value
     import asyncio  # here: it is slow to import, and few rewards need it
 
-    future = asyncio.run_coroutine_threadsafe(_outcome(value), _event_loop())
+    future = asyncio.run_coroutine_threadsafe(_outcome(value), _event_loop(os.getpid()))
     try:
         result, error = future.result()
     finally:
@@ -196,8 +197,8 @@ def awaited(value: Any) -> Any:
 
 
 @functools.cache
-def _event_loop() -> Any:
-    """Return this process's event loop, which runs in a thread of its own."""
+def _event_loop(process: int) -> Any:
+    """Return the event loop of a process, which runs in a thread of its own: a fork of the process has no threads."""
     import asyncio
 
     loop = asyncio.new_event_loop()
