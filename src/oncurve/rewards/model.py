@@ -47,9 +47,7 @@ class NetworkReward(RewardSettings):
     def _of_a_path(self) -> NetworkReward:
         for key in ("label", "dtype", "device"):
             if self.path is None and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(
-                    f"{key}: without a path the run's own reward model scores, with the settings of [reward_model]"
-                )
+                raise ValueError(f"{key}: without a path the run's own reward model scores, by [reward_model]")
         return self
 
     @property

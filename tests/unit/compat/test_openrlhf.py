@@ -51,6 +51,13 @@ def test_the_flags_of_the_grpo_script_are_a_recipe() -> None:
     assert tomllib.loads(recipe_of(found))["rewards"] == [{"kind": "model", "path": "OpenRLHF/Llama-3-8b-rm-700k"}]
 
 
+def test_gspo_adds_up_by_completions_whatever_the_other_terms_do() -> None:
+    flags = [*GRPO.split(), "--actor.policy_loss_type", "gspo"]
+    found = from_openrlhf(flags).settings
+    assert found["aggregation"] == {"kind": "seq-mean-token-mean"}
+    assert found["kl"]["aggregation"] == "token-mean"
+
+
 def test_the_flags_of_the_reinforce_script_are_a_recipe_and_later_ones_win() -> None:
     found = from_openrlhf([*REINFORCE.split(), "--train_batch_size", "512", "--rollout.temperature=0.8"])
     config, _ = config_of(found)

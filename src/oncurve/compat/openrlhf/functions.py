@@ -53,6 +53,14 @@ def kl_estimator(kind: str, values: Values) -> str | None:
     return None
 
 
+def aggregation(mode: str, values: Values) -> dict[str, Any]:
+    if values["actor.policy_loss_type"] != "gspo":
+        return {"aggregation.kind": mode}
+    terms = {"kl": values[COEF] != 0 and values["algo.kl.use_loss"], "entropy": values["actor.entropy_coef"]}
+    own = {f"{term}.aggregation": mode for term, there in terms.items() if there}
+    return {"aggregation.kind": "seq-mean-token-mean", **own}
+
+
 def clips(bounds: list[float], values: Values) -> dict[str, Any]:
     return {"objective.clip_low": bounds[0], "objective.clip_high": bounds[1]}
 

@@ -54,9 +54,7 @@ def given_fields(config: Any) -> dict[str, Any]:
     if type(config).__name__ != "LoraConfig":
         raise ConfigError(f"peft_config: expected a LoraConfig, got a {type(config).__name__}")
     given = vars(config)
-    return {
-        name: given[name] for name, usual in vars(type(config)()).items() if given[name] not in (usual, None, [], {})
-    }
+    return {name: given[name] for name, base in vars(type(config)()).items() if given[name] not in (base, None, [], {})}
 
 
 def without_adapter(model: Any, peft_config: Any) -> tuple[Any, Any]:
