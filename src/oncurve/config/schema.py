@@ -162,5 +162,5 @@ def _refuse_lost_objects(name: str, table: Any) -> None:
                 what = value.removeprefix(IN_MEMORY)
                 fix = f"give it again (oncurve.resume), or write {_BY_PATH.get(key, key)} = 'file.py:{what}' here"
                 raise ConfigError(
-                    f"{name}.{key}: {what} was an object in Python, which no file can hold; {fix} (--trust)"
+                    f"{name}.{key}: {what} was an object in Python, which no file can hold; {fix}, and add --trust"
                 )
