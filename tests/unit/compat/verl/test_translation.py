@@ -171,6 +171,10 @@ def test_a_word_without_counterpart_is_refused_by_name(word: str) -> None:
     assert word.partition("=")[2] in refusal(*GRPO, word)
 
 
+def test_one_wrong_word_is_one_error() -> None:
+    assert len(refusal(*SOME, "algorithm.adv_estimator=grop").splitlines()) == 1
+
+
 @pytest.mark.parametrize("mode", ["gspo", "geo_mean", "cispo"])
 def test_a_loss_mode_with_a_clip_gets_verls_default(mode: str) -> None:
     given = settings(*GRPO, f"{A}.policy_loss.loss_mode={mode}")
