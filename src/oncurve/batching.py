@@ -20,6 +20,10 @@ from oncurve.types import Completion, Group, Score, TrainBatch, axes_of
 
 _PASSES_LIMIT = 1 << 20
 
+FILLED = 16
+"""A prompt is computed again in a piece that has room for so many times its tokens: at 0.5B a GPU waits for a piece's
+calls, 0.15 to 0.23 s, whatever it holds (docs/gpu.md)."""
+
 Batch = TypeVar("Batch", bound=TrainBatch)
 
 
@@ -250,8 +254,9 @@ def micro_batches(batch: Batch, tokens_per_micro_batch: int) -> Iterator[Batch]:
     """Return the batch in pieces that fit one forward pass; every row in exactly one, in the batch's order.
 
     A piece costs `Σ_groups (P_g + Σ_rows |o_i|)`: a prompt is computed once for its rows in the piece. A group that
-    fits in a piece of its own is not split; a larger one is, and its prompt repeated. A single row above the budget is
-    a piece of its own. Rows without a trained token are in the pieces too.
+    fits in a piece of its own is split, and its prompt repeated, only to fill room for `FILLED` times that prompt; a
+    larger one always. A single row above the budget is a piece of its own. Rows without a trained token are in the
+    pieces too.
 
     Raises ValueError where `tokens_per_micro_batch` < 1.
     """
@@ -283,22 +288,23 @@ def shards(batch: Batch, count: int) -> list[Batch | None]:
 
 
 def _plan(lengths: list[int], group_of: list[int], prompt_lengths: list[int], budget: int) -> Iterator[list[int]]:
-    """Return row numbers of each piece: greedy, in order; a group that fits whole only into a new piece starts one."""
+    """Return row numbers of each piece: greedy, in order; a group that fits whole only into a new piece starts one,
+    unless that left much room in this one.
+    """
     whole = list(prompt_lengths)
     for length, group in zip(lengths, group_of, strict=True):
         whole[group] += length
     piece: list[int] = []
-    cost = 0
-    last_group = -1
+    cost, last_group = 0, -1
     for row, (length, group) in enumerate(zip(lengths, group_of, strict=True)):
         begins = group != last_group
         added = length + (prompt_lengths[group] if begins or not piece else 0)
-        needed = whole[group] if begins and whole[group] <= budget else added
+        kept = begins and whole[group] <= budget and budget - cost < FILLED * prompt_lengths[group]
+        needed = whole[group] if kept else added
         if piece and cost + needed > budget:
             yield piece
             piece, cost, added = [], 0, length + prompt_lengths[group]
         piece.append(row)
         cost += added
         last_group = group
-    if piece:
-        yield piece
+    yield piece

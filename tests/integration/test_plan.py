@@ -104,6 +104,14 @@ def test_kl_is_not_switched_off_next_to_other_settings_of_it() -> None:
     plan(*words, "kl.estimator=k2", *shlex.split(found["suggestions"][-1]["settings"]))
 
 
+def test_a_card_is_planned_with_the_rows_that_it_samples_at_once() -> None:
+    words = ["grpo", "--parameters", "7B", "--machine", "h200", "data.prompts_per_step=128", "rollout.group_size=8"]
+    rows = "rollout.max_concurrent="
+    own, most, fewer = (plan(*words, *more)[2] for more in ([], [rows + "1024"], [rows + "256"]))
+    assert own["memory"] == most["memory"]
+    assert own["memory"]["keys_and_values"] > fewer["memory"]["keys_and_values"]
+
+
 def test_no_recipe_and_no_machine_is_this_one() -> None:
     _, printed, found = plan("--model", ROOT / "src/oncurve/models/tiny", *SMALL_STEP)
     assert "LIMITS by formula, which nothing reaches" in printed

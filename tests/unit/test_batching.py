@@ -270,6 +270,14 @@ def test_a_group_above_the_budget_is_split_and_its_prompt_repeated() -> None:
     assert [piece.group_ids.tolist() for piece in pieces] == [[0], [0], [0, 0], [0], [0]]
 
 
+def test_rows_of_the_next_group_fill_room_for_many_times_their_prompt() -> None:
+    """A group costs 1 + 4·10 = 41; 58 leave 17 to the second, of which one row fits, and 56 leave less than 16."""
+    batch = collate([group((number,), *[(7,) * 10] * 4) for number in range(3)])
+    assert [piece.size for piece in micro_batches(batch, 58)] == [5, 5, 2]
+    assert [piece.size for piece in micro_batches(batch, 56)] == [4, 4, 4]
+    assert [[int(p[0]) for p in piece.prompts] for piece in micro_batches(batch, 58)] == [[0, 1], [1, 2], [2]]
+
+
 def test_a_row_above_the_budget_goes_alone() -> None:
     assert [piece.size for piece in micro_batches(three_groups(), 1)] == [1] * 6
     with pytest.raises(ValueError, match="tokens_per_micro_batch must be >= 1"):

@@ -108,7 +108,7 @@ def forecast_command(
         lengths, notes = shown[0], ["a warm start samples in evaluations alone, which are not in the time of a step"]
     notes += _not_counted(config)
     keeps_kl = any(word.startswith(("kl.", "reference.")) and not word.startswith("kl.coef") for word in words)
-    work = _work(config, lengths)
+    work = _work(config, lengths, config.model.torch_device.type if place is None else "cuda")
     if place is not None:
         plan = _on_card(config, shape, work, place, title)
     else:
@@ -141,13 +141,13 @@ def _asked_shape(model: str | None, parameters: str | None) -> ModelShape | None
     return shape_of(found, count_parameters(found))
 
 
-def _work(config: RunConfig, lengths: tuple[int, ...]) -> StepWork:
+def _work(config: RunConfig, lengths: tuple[int, ...], device_type: str) -> StepWork:
     return StepWork(
         config.data.prompts_per_step,
         config.rollout.group_size,
         config.rollout.max_new_tokens,
         lengths,
-        config.rollout.rows_at_once("cpu"),
+        config.rollout.rows_at_once(device_type),
         config.learner.tokens_per_micro_batch,
         config.learner.minibatches,
         config.learner.ppo_epochs,
@@ -283,7 +283,7 @@ def _stored(config: RunConfig) -> tuple[ModelShape, StepWork]:
     """Return the shape of the stored model, and a step of the longest prompts. Raises UserError: it cannot be read."""
     shape = shape_of(read_model_config(config.model.source(weights=False), config.model.trust_remote_code))
     lengths = (config.data.max_prompt_tokens or ASSUMED_PROMPT,) * config.data.prompts_per_step
-    return with_adapter(shape, config.lora), _work(config, lengths)
+    return with_adapter(shape, config.lora), _work(config, lengths, config.model.torch_device.type)
 
 
 def training_bytes(config: RunConfig) -> float:

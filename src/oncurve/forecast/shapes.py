@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oncurve.base.errors import ConfigError, shown, suggest
+from oncurve.batching import FILLED
 
 GIB = 2**30
 MOST = 1e24  # of bytes, or of FLOP/s: no machine has more
@@ -266,12 +267,11 @@ class StepWork:
 
     @property
     def micro_groups(self) -> float:
-        """Groups in one forward and backward pass; below 1 where a group is split."""
-        in_minibatch = self.prompts / min(self.minibatches, self.prompts)
-        if self.group_tokens <= self.micro_tokens:
-            return min(in_minibatch, float(self.micro_tokens // self.group_tokens))
-        split = max(1.0, (self.micro_tokens - self.mean_prompt) // self.completion_tokens)
-        return min(1.0, split / self.group_size)
+        """Groups in one forward and backward pass; a fraction where one is split (`batching.micro_batches`)."""
+        whole, room = divmod(self.micro_tokens, self.group_tokens)
+        part = max((room - self.mean_prompt) // self.completion_tokens, float(not whole)) / self.group_size
+        found = whole + part if not whole or room >= FILLED * self.mean_prompt else whole
+        return min(self.prompts / min(self.minibatches, self.prompts), found)
 
     @property
     def micro_batches(self) -> int:
@@ -283,7 +283,7 @@ class StepWork:
     def largest_micro(self) -> tuple[float, float]:
         """Tokens of the largest pass, and completion tokens among them."""
         completion = self.micro_groups * self.group_size * self.completion_tokens
-        return completion + max(1.0, self.micro_groups) * self.mean_prompt, completion
+        return completion + -(-self.micro_groups // 1) * self.mean_prompt, completion
 
 
 MODELS = {name: ModelShape(**shape) for name, shape in TABLES["models"].items()}

@@ -84,6 +84,9 @@ def test_micro_batches_of_whole_groups() -> None:
     assert split.micro_groups == pytest.approx(2 / 3)
     assert split.micro_batches == 2
     assert split.largest_micro == (18.0, 8.0)
+    filled = StepWork(5, 8, 4, (1,), micro_tokens=52)  # a group of 33, and four rows behind their prompt
+    assert (filled.micro_groups, filled.micro_batches) == (1.5, 4)
+    assert filled.largest_micro == (50.0, 48.0)
 
 
 def test_flops_with_an_adapter_by_hand() -> None:
