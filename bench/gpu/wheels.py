@@ -44,5 +44,6 @@ def main(arguments: list[str]) -> int:
 
 def pinned(name: str) -> str:
     """Return `name==version`, as in `constraints.txt`; the name alone where that has none."""
-    found = re.search(rf"(?im)^{re.escape(name)}==\S+", (ROOT / "constraints.txt").read_text(encoding="utf-8"))
+    spelled = re.sub("[-_.]+", "[-_.]", name)
+    found = re.search(rf"(?im)^{spelled}==\S+", (ROOT / "constraints.txt").read_text(encoding="utf-8"))
     return found[0] if found else name
