@@ -5,18 +5,23 @@ from __future__ import annotations
 import cProfile
 import io
 import json
+import math
 import pstats
+import subprocess
+import sys
 from collections import Counter
 from functools import partial
 from typing import Any
 
 import torch
 
+from bench import models
 from bench.compare.counting import Work, ideal_seconds, train_flops
 from bench.gpu.day import Place, Section
 from bench.gpu.limits import MACHINE, machine, timed
-from bench.gpu.runs import assembled, case_of, step
+from bench.gpu.runs import assembled, case_of, make_model, step
 from bench.models import SIZES
+from oncurve import batching
 from oncurve.base.errors import OncurveError
 
 KERNELS = 40
@@ -146,6 +151,41 @@ def sweep(place: Place) -> None:
         steps(place, "0.5B", 3, {"learner": {"tokens_per_micro_batch": tokens}}, prompts=32)
 
 
+def filled(place: Place) -> None:
+    """Measure updates whose micro-batches are filled with rows of the next group, and have whole groups, in turn."""
+    for work in ({}, {"completion": 1024, "lengths": "natural"}):
+        case = case_of(place, "0.5B", **work)
+        with assembled(place, case) as run:
+            step(run, place)
+            (_, update) = _phases(run)[1]
+            update()
+            own = batching.FILLED
+            for name, least in 3 * (("whole groups", math.inf), ("filled", own)):
+                batching.FILLED = least  # type: ignore[assignment]
+                place.note(f"update, {case.lengths} {case.completion}, {name}", timed(place.device, update)[0])
+            batching.FILLED = own
+
+
+def planned(place: Place) -> None:
+    """Note what `oncurve plan` says of the fixed case, next to which the steps of that case stand."""
+    case = case_of(place, "0.5B")
+    make_model(place, case.model)
+    words = [
+        f"model.path={models.CACHE / case.model}",
+        f"model.device={place.device.type}",
+        f"data.prompts_per_step={case.prompts}",
+        f"rollout.group_size={case.group_size}",
+        f"rollout.max_new_tokens={case.completion}",
+        *("kl.coef=0", "--prompt-tokens", str(case.prompt_tokens), "--json"),
+    ]
+    asked = [sys.executable, "-m", "oncurve", "plan", *words]
+    said = subprocess.run(asked, capture_output=True, text=True, check=False)
+    try:
+        place.note("plan", json.loads(said.stdout.splitlines()[-1]))
+    except (IndexError, ValueError):
+        place.note("plan said", (said.stdout + said.stderr)[-2000:])
+
+
 STEPS = {f"0.5B fixed 512 {{}}: step {number}": {"time/step": 2.9} for number in (1, 2, 3)}
 LARGER = {f"1.5B fixed 512 {{}}: step {number}": {"time/step": 6.8} for number in (1, 2)}
 """Estimates of whole steps with decoding in pages."""
@@ -156,6 +196,8 @@ SECTIONS = {
     "natural": Section(natural, 60),
     "rows": Section(rows, 150),
     "profile": Section(profiled, 90),
+    "planned": Section(planned, 60),
+    "filled": Section(filled, 140),
     "larger": Section(larger, 90, LARGER),
     "adapters": Section(adapters, 200),
     "long": Section(long, 120),
