@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oncurve.base.errors import ConfigError, shown, suggest
-from oncurve.batching import FILLED
 
 GIB = 2**30
 MOST = 1e24  # of bytes, or of FLOP/s: no machine has more
@@ -268,6 +267,8 @@ class StepWork:
     @property
     def micro_groups(self) -> float:
         """Groups in one forward and backward pass; a fraction where one is split (`batching.micro_batches`)."""
+        from oncurve.batching import FILLED  # which loads torch
+
         whole, room = divmod(self.micro_tokens, self.group_tokens)
         part = max((room - self.mean_prompt) // self.completion_tokens, float(not whole)) / self.group_size
         found = whole + part if not whole or room >= FILLED * self.mean_prompt else whole
