@@ -20,6 +20,8 @@ from oncurve.models.loading import ModelConfig
 from oncurve.run import resume_any
 from oncurve.trainer import HeldOut, StepResult, TrainerState
 
+pytestmark = pytest.mark.slow
+
 REWARD = """
 def ones(completion):
     return completion.count("w1") / 10

@@ -40,6 +40,7 @@ def same(one: str, two: str, file: str = "model.safetensors") -> bool:
     return Path(one, file).read_bytes() == Path(two, file).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_is_the_model_of_the_run(command: Command) -> None:
     said = command("export", "run")
     assert (said.code, said.out) == (0, "run/export/step-000002   the policy after step 2: Hugging Face form\n")

@@ -23,6 +23,8 @@ from oncurve.reward_models.learner import OutcomeModel, ProcessModel, RewardMode
 from oncurve.run.assembly import Run, assemble
 from oncurve.tasks.arithmetic import check_steps, problems
 
+pytestmark = pytest.mark.slow
+
 RECIPE = RECIPES / "task.toml"
 STEPS, ITERATION = 6, 2
 SETTINGS = [
@@ -90,7 +92,7 @@ def replaying(folder: Path) -> list[str]:
     return [f"iterative.history={history}", "iterative.replay=0.5"]
 
 
-@pytest.mark.parametrize("kind", ["process", pytest.param("outcome", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["process", "outcome"])
 def test_reference_and_reward_model_change_at_the_boundaries_and_held_out_prompts_measure_it(
     kind: str, networks: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -158,7 +160,6 @@ def whole(networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     return run
 
 
-@pytest.mark.slow  # two processes for each, of either kind in turn
 @pytest.mark.parametrize(("place", "kind"), list(zip(PLACES, [*KINDS, *KINDS], strict=True)))
 def test_a_kill_inside_any_phase_and_a_resume_are_the_uninterrupted_run_bit_for_bit(
     place: str, kind: str, networks: dict[str, Path], whole: Callable[[str], Path], tmp_path: Path
@@ -169,7 +170,6 @@ def test_a_kill_inside_any_phase_and_a_resume_are_the_uninterrupted_run_bit_for_
     compare(whole(kind), tmp_path / "run", STEPS)
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_evaluated_by_its_verifier(whole: Callable[[str], Path]) -> None:
     assert "greedy accuracy" in finish("eval", str(whole("outcome")), "--n", "2", "--limit", "6")
     again = finish("resume", str(whole("outcome")))

@@ -23,7 +23,10 @@ from oncurve.run import evaluate_target
 from oncurve.run.commands.reward_models import load_reward_recipe, train_reward_model
 from oncurve.trainer import StepResult
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of PEFT
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),  # of PEFT
+]
 SETTINGS = table("lora_runs", "settings")
 IDS = torch.arange(7)[None] + 3
 
@@ -84,7 +87,6 @@ def test_what_a_run_leaves_loads_in_transformers_and_in_peft_with_the_same_logit
     assert not torch.allclose(ours, before, atol=1e-3)
 
 
-@pytest.mark.slow
 def test_run_adapter_and_merged_model_are_evaluated_alike(whole: Path) -> None:
     words = ["model.dtype=float32", "rollout.max_new_tokens=8"]
     recipe = str(whole / "config.toml")
@@ -99,7 +101,6 @@ def test_run_adapter_and_merged_model_are_evaluated_alike(whole: Path) -> None:
             assert one.logprobs == about(other.logprobs)
 
 
-@pytest.mark.slow
 def test_an_adapter_is_trained_further_from_its_folder(whole: Path, tmp_path: Path) -> None:
     with trained(tmp_path / "on", lora={"path": str(whole / "model" / "adapter")}) as run:
         assert run.metrics[0]["policy/kl"] == 0
@@ -137,7 +138,6 @@ def test_the_plan_names_the_adapter_and_a_rate_that_is_too_low() -> None:
     assert (both.advantage.scale, both.lora.rank, both.kl.coef) == ("none", 16, 0.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["outcome", "process"])
 def test_a_reward_model_is_trained_with_an_adapter(kind: str, tmp_path: Path) -> None:
     folder = write_examples(tmp_path)

@@ -12,6 +12,8 @@ from fakes.chat_server import ChatServer, Says
 from fakes.project import RECIPE, Command
 from oncurve.report import RolloutIndex
 
+pytestmark = pytest.mark.slow
+
 
 def says(message: str, number: int) -> Says:
     return Says("what?" if message.endswith("7") else json.dumps({"score": len(message) % 7 / 6}))

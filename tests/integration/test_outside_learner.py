@@ -52,6 +52,7 @@ def project(project: Path) -> Path:
     return project
 
 
+@pytest.mark.slow
 def test_a_run_with_it_that_broke_off_ends_as_one_with_the_local_learner(project, command):
     settings = ["learner.learning_rate=1e-3", "checkpoint.every=1"]
     command("train", "recipe.toml", *settings, "--out", "local").fine()

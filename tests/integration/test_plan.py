@@ -166,6 +166,7 @@ def test_training_is_refused_where_it_clearly_cannot_fit(monkeypatch: pytest.Mon
     assert "a test" in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_cluster_are_counted_and_so_is_what_makes_them_smaller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -186,6 +187,7 @@ def test_the_processes_of_a_cluster_are_counted_and_so_is_what_makes_them_smalle
     assert least[1] > 1.5 * least[0]
 
 
+@pytest.mark.slow
 def test_processes_of_a_ray_elsewhere_need_no_memory_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """On this machine is the run's own process for certain."""
     words = ["cluster.kind=ray", "cluster.learner_ranks=4", "cluster.rollout_workers=2"]

@@ -11,6 +11,8 @@ import oncurve
 from fakes.project import Command
 from fakes.tables import table
 
+pytestmark = pytest.mark.slow
+
 RATE = "learner.learning_rate=0.01"
 
 

@@ -14,6 +14,8 @@ from fakes.tables import table
 from oncurve.learner import LocalLearner
 from oncurve.report import TOKENS, EvaluationFiles, RolloutFiles, RolloutIndex, look_at
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = table("show", "settings")
 
 

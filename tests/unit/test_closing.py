@@ -22,6 +22,8 @@ from oncurve.processes.fleets.nursery import HostNursery
 from oncurve.processes.fleets.ray_fleet import keeper_class
 from oncurve.processes.pool import WorkerPool, worker
 
+pytestmark = pytest.mark.slow
+
 LIMITS = [
     (nursery, "_MOMENT_SECONDS"),
     (spawn, "_END_SECONDS"),
@@ -56,9 +58,7 @@ def a_minder() -> None:
     served.close()
 
 
-@pytest.mark.parametrize(
-    "owner", [pytest.param(a_fleet, marks=pytest.mark.slow), a_fleet_that_is_collected, a_pool, a_minder]
-)
+@pytest.mark.parametrize("owner", [a_fleet, a_fleet_that_is_collected, a_pool, a_minder])
 def test_a_child_that_has_not_ended_within_the_limit_is_waited_for_later(
     owner: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,7 +76,6 @@ def test_a_child_that_has_not_ended_within_the_limit_is_waited_for_later(
     assert complaints == []
 
 
-@pytest.mark.slow
 def test_a_fleet_that_is_closed_while_another_nursery_starts_ends_that_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[HostNursery] = []
     starting = threading.Event()

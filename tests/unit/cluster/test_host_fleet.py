@@ -20,6 +20,8 @@ from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.processes.fleets import Fleet, HostFleet, ProcessEnded, Replied
 from oncurve.processes.fleets.ray_session import private_folder
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 240.0
 """Against hangs: no speed is asserted."""
 
@@ -146,13 +148,12 @@ def test_a_nursery_that_is_killed_is_replaced(two: HostFleet) -> None:
     nursery_is_replaced(two, signal.SIGKILL, "killed by signal SIGKILL")
 
 
-@pytest.mark.slow
 def test_a_nursery_that_is_stopped_is_replaced() -> None:
     with HostFleet(Holder, 2, silence_seconds=3.0) as fleet:
         nursery_is_replaced(fleet, signal.SIGSTOP, "silent for 3 seconds")
 
 
-@pytest.mark.parametrize("deaths", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("deaths", [2, 3])
 def test_a_nursery_that_is_killed_before_it_is_ready_is_replaced_twice_and_then_an_error(deaths: int) -> None:
     seen = set(psutil.Process().children())
     with HostFleet(Holder, 1) as fleet:
@@ -187,7 +188,7 @@ with HostFleet(LoadsForEver, 1) as fleet:
 """
 
 
-@pytest.mark.parametrize("loads", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loads", [True, False])
 def test_a_nursery_ends_with_a_killed_run_while_it_imports_or_loads_and_its_private_folder_too(
     loads: bool, tmp_path: Path
 ) -> None:
@@ -210,12 +211,12 @@ HAS_A_FOLDER = """
 import sys, time
 from pathlib import Path
 from oncurve.processes.fleets.ray_session import private_folder
+
 print(private_folder(Path(sys.argv[1])).name, flush=True)
 time.sleep(600)
 """
 
 
-@pytest.mark.slow
 def test_the_folder_of_rays_files_that_a_killed_run_leaves_goes_with_the_next_run(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HAS_A_FOLDER, str(tmp_path)]
     killed, alive = (psutil.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2))
@@ -229,7 +230,6 @@ def test_the_folder_of_rays_files_that_a_killed_run_leaves_goes_with_the_next_ru
         alive.kill()
 
 
-@pytest.mark.slow
 def test_deaths_leave_no_descriptor_no_thread_and_no_child() -> None:
     me = psutil.Process()
 
@@ -254,7 +254,6 @@ def test_deaths_leave_no_descriptor_no_thread_and_no_child() -> None:
         until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
 
 
-@pytest.mark.slow
 def test_an_error_of_the_fleets_own_thread_is_told(two: HostFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last test of this fleet."""
 

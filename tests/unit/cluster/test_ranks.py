@@ -22,6 +22,8 @@ from oncurve.cluster.ranks import FleetLearner, rank as ranks_of
 from oncurve.parallel import FileMeeting, LostRankError, World
 from oncurve.types import TrainBatch
 
+pytestmark = pytest.mark.slow
+
 State = dict[str, Tensor]
 SCORED = frozenset({"old", "reference", "entropy"})
 
@@ -52,7 +54,6 @@ def test_shards_take_at_most_twice_as_long_as_one_and_are_as_many_as_that_allows
     assert torch.equal(lengths, batch.lengths)
 
 
-@pytest.mark.slow
 def test_more_ranks_than_shards_have_the_bits_of_one(orders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks_of, "PASS_TOKENS", 1000)  # one shard
     one, three = (trained(orders, count, updates=2) for count in (1, 3))
@@ -169,7 +170,6 @@ def test_garbage_where_ranks_meet_is_a_lost_rank(tmp_path: Path) -> None:
             World.join(0, 2, FileMeeting(place), 2.0, start_seconds=2.0)
 
 
-@pytest.mark.slow
 def test_ranks_leave_out_the_same_updates_without_a_gradient(orders: Path) -> None:
     states, constant = [], random_groups(count=4, size=4, rewards=[[1.0] * 4] * 4)
     for count in (1, 2):
@@ -181,7 +181,6 @@ def test_ranks_leave_out_the_same_updates_without_a_gradient(orders: Path) -> No
     assert same_bits(*states)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_one_two_three_and_four_ranks_have_the_same_bits_after_all_updates(orders: Path, dtype: torch.dtype) -> None:
     right, said = trained(orders, 1, 7, dtype)
@@ -192,7 +191,6 @@ def test_one_two_three_and_four_ranks_have_the_same_bits_after_all_updates(order
         assert {one["cluster/ranks"] for one in metrics} == {float(count)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("place", "number", "count"), ANYWHERE)
 def test_a_rank_that_is_killed_or_stopped_anywhere_changes_no_bit(
     orders: Path, undisturbed: tuple[State, list[dict[str, float]]], place: str, number: str, count: int
@@ -206,7 +204,6 @@ def test_a_rank_that_is_killed_or_stopped_anywhere_changes_no_bit(
     assert 1 <= lost <= count - 1
 
 
-@pytest.mark.slow
 def test_all_ranks_at_once_and_again_and_again(orders: Path) -> None:
     everywhere = [(place, "SIGKILL") for place in PLACES]
     right, said = trained(orders, 1, 6)

@@ -26,6 +26,8 @@ from oncurve.processes.shared import SharedBytes
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Group, Prompt
 
+pytestmark = pytest.mark.slow
+
 SAMPLING = Sampling(group_size=3, max_new_tokens=8)
 PROMPTS = [Prompt(number % 9, "", (number % VOCABULARY, 3, 1 + number % 4)) for number in range(11)]
 
@@ -105,20 +107,16 @@ def test_shards_are_a_function_of_the_batch_alone_and_have_every_prompt_once() -
             assert all(len(shard) == groups for shard in shards[:-1])
 
 
-def slow(*values: object) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 @pytest.mark.parametrize(
     ("action", "said", "limits"),
     [
-        slow("copying-flip", "the weights of version 1 have digest", {}),
+        ("copying-flip", "the weights of version 1 have digest", {}),
         ("weights", "were damaged", {}),
-        slow("logprobs", "not finite numbers", {}),
-        slow("copying-SIGKILL", "SIGKILL", {}),
-        slow("copying-SIGSTOP", "silent for 3 seconds", {"silence_seconds": 3.0}),
-        slow("SIGSTOP", "silent for 3 seconds", {"silence_seconds": 3.0}),
-        slow("hang", "did not decode a shard within", {"wait_seconds": 20.0}),
+        ("logprobs", "not finite numbers", {}),
+        ("copying-SIGKILL", "SIGKILL", {}),
+        ("copying-SIGSTOP", "silent for 3 seconds", {"silence_seconds": 3.0}),
+        ("SIGSTOP", "silent for 3 seconds", {"silence_seconds": 3.0}),
+        ("hang", "did not decode a shard within", {"wait_seconds": 20.0}),
     ],
 )
 def test_a_worker_that_is_lost_or_damaged_is_replaced_and_its_shard_is_decoded_again(
@@ -136,7 +134,6 @@ def test_a_worker_that_is_lost_or_damaged_is_replaced_and_its_shard_is_decoded_a
     assert said in capfd.readouterr().err
 
 
-@pytest.mark.slow
 def test_weights_that_are_no_numbers_give_the_error_of_one_process(
     orders: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,7 +149,6 @@ def test_weights_that_are_no_numbers_give_the_error_of_one_process(
     assert "was lost" not in capfd.readouterr().err
 
 
-@pytest.mark.slow
 def test_without_room_for_the_weights_the_driver_decodes_all_shards(
     orders: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,7 +196,6 @@ def test_two_workers_that_are_killed_and_fail_give_the_groups_of_one_process(
     assert told.count("a worker was lost: ZeroDivisionError: a defect; the run goes on") == 1
 
 
-@pytest.mark.slow
 def test_workers_are_busy_while_they_have_a_shard_and_an_error_of_the_input_is_that_of_one_process(
     orders: Path,
 ) -> None:
@@ -221,7 +216,6 @@ def test_workers_are_busy_while_they_have_a_shard_and_an_error_of_the_input_is_t
         assert len(engine.generate(PROMPTS, 0)) == len(PROMPTS)
 
 
-@pytest.mark.slow
 def test_with_all_workers_gone_for_good_the_driver_ends_the_run(
     orders: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

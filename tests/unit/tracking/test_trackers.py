@@ -109,6 +109,7 @@ def test_every_tracker_has_its_reader_here() -> None:
 
 
 @pytest.mark.parametrize("kind", READERS)
+@pytest.mark.slow
 def test_every_step_is_shown_once_also_those_that_come_again(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     follow(kind, folder, {step: step / 8 for step in range(1, 8)})
