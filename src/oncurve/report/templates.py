@@ -133,8 +133,6 @@ def _points(drawn: Sequence[tuple[float, float, float, float]]) -> list[tuple[fl
 def _thinned(series: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
     """At most `most` of the points: each the mean of its neighbours, at the last one's step."""
     size = math.ceil(len(series) / most)
-    if size == 1:
-        return list(series)
     pieces = [series[start : start + size] for start in range(0, len(series), size)]
     return [(piece[-1][0], math.fsum(value for _, value in piece) / len(piece)) for piece in pieces]
 
@@ -168,5 +166,6 @@ def figure(value: Any) -> str:
 
 
 def one_line(text: Any) -> str:
-    """Return the first 60 characters of a text on one line."""
-    return visible(" ".join(str(text).split()))[:60]
+    """Return a text on one line, of at most 60 characters; "..." ends what is cut."""
+    line = visible(" ".join(str(text).split()))
+    return line if len(line) <= 60 else line[:57] + "..."

@@ -10,7 +10,7 @@ from fakes.tables import table
 from oncurve.display import run_card
 from oncurve.display.progress import curve
 from oncurve.report import RolloutFiles, ShownGroups, group_record, read_run, render_report, write_report
-from oncurve.report.templates import HEIGHT, WIDTH, chart_of
+from oncurve.report.templates import HEIGHT, WIDTH, chart_of, one_line
 from oncurve.types import Completion, Group, Prompt, Score
 
 EVIL = (
@@ -204,3 +204,8 @@ def test_groups_show_texts_with_rewards_and_advantages_of_a_step() -> None:
     assert "<script>" not in page
     assert "Step 3." in page
     assert "+0.50" in page
+
+
+def test_a_line_that_is_cut_says_so() -> None:
+    assert one_line("one\n line") == "one line"
+    assert one_line("word " * 20) == ("word " * 20)[:57] + "..."
