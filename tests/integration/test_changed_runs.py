@@ -18,6 +18,8 @@ from oncurve.config import RUN, load_config
 from oncurve.run.directory.identity import Differences, compare, defaults_of
 from oncurve.trainer import FORMAT
 
+pytestmark = pytest.mark.slow
+
 STEPS = 2
 
 
@@ -97,7 +99,6 @@ def test_a_change_that_decides_the_numbers_is_refused_by_name(
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["group size", "data", "checkpoint"])
 def test_a_change_is_taken_when_it_is_asked_for_said_noted_and_not_refused_again(command: Command, what: str) -> None:
     change, words = REFUSED[what]
@@ -182,7 +183,6 @@ def test_a_reward_that_was_mended_is_said_and_the_run_goes_on(command: Command) 
     assert "reward.py: was " in said.out
 
 
-@pytest.mark.slow
 def test_a_schedule_that_ends_with_the_run_makes_more_steps_inexact(command: Command) -> None:
     recipe = ["recipe.toml", "learner.schedule=linear", "--out", "decays"]
     assert command("train", *recipe).code == 0

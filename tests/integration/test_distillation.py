@@ -21,6 +21,8 @@ from oncurve.models.loading import loaded_from
 from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.trainer import StepResult
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = table("distillation", "settings")
 
 
@@ -53,7 +55,6 @@ def trained(run: Run) -> list[StepResult]:
     return results
 
 
-@pytest.mark.slow
 def test_the_kl_to_the_teacher_falls_without_any_reward(teacher: Path) -> None:
     few = ("run.steps=25", "data.size=4", "data.eval_size=0", "rollout.group_size=4")
     results = trained(put_together(f"advantage.teacher={teacher}", *few))
@@ -102,7 +103,6 @@ def test_no_reward_is_needed_and_the_teacher_stays_as_it_is(teacher: Path) -> No
     assert abs(same.metrics["policy/teacher_kl"]) < 1e-5
 
 
-@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_bits_of_the_unbroken_one(teacher: Path, tmp_path: Path) -> None:
     more = ('advantage.base="grpo"', 'rewards=[{kind="regex", pattern="1"}]', "run.steps=4", "checkpoint.keep=9")
     words = ["train", "grpo", *settings(f"advantage.teacher={teacher}", *more)]

@@ -14,6 +14,8 @@ from oncurve import durable
 from oncurve.base.errors import ConfigError
 from oncurve.compat.trl import SFTConfig, SFTTrainer
 
+pytestmark = pytest.mark.slow
+
 SFT, STEPS = 60, 4
 RECIPE = (RECIPES / "warm_start.toml").read_text(encoding="utf-8")
 UPDATE = PLACES["update"][:3]
@@ -37,7 +39,6 @@ def whole(site: Path) -> Path:
     return site / "whole"
 
 
-@pytest.mark.slow
 def test_it_goes_from_no_form_to_the_form_and_grpo_goes_on_from_there(whole: Path) -> None:
     warm = [line for line in metrics_of(whole / "sft") if "eval/accuracy" in line]
     assert warm[0]["step"] == warm[0]["eval/accuracy"] == 0
@@ -50,7 +51,6 @@ def test_it_goes_from_no_form_to_the_form_and_grpo_goes_on_from_there(whole: Pat
     assert durable.read_json(whole / "run.json")["settings"]["sft.steps"] == SFT
 
 
-@pytest.mark.slow
 def test_killed_in_both_stages_it_ends_with_the_same_bits(site: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     killed_at((*UPDATE, 8), "train", str(site / "recipe.toml"), "--out", str(out))

@@ -16,6 +16,8 @@ from oncurve.models.loading import load_tokenizer
 from oncurve.rollout import EngineBase, InProcessEngine, Sampling, sample
 from oncurve.types import Completion, Group, Prompt
 
+pytestmark = pytest.mark.slow
+
 TOKENIZER = load_tokenizer(str(Path(oncurve.models.tiny.__file__).parent), local=True)
 TOKENIZER.chat_template = (
     "{% if tools %}<bos>[tools]{{ tools | tojson }}<eos>{% endif %}"
@@ -88,7 +90,6 @@ def everything(groups):
     return [[whole(group, each) for each in group.completions] for group in groups]
 
 
-@pytest.mark.slow
 def test_what_a_program_gets_depends_on_nothing_that_runs_beside_it():
     rows = [{"aside": number % 2} for number in range(3)]
     groups, other = (played("talk", rows, waves=number, processes=number**2) for number in (1, 2))
@@ -131,7 +132,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.slow
 def test_a_broken_program_is_left_out_and_the_others_go_on_as_if_nothing_were():
     fine = ["junk", "special", "many", "long", "posts", None]
     rows = [{"how": how} for how in [*FAULTS, *fine]]
@@ -162,8 +162,8 @@ def test_a_broken_program_is_left_out_and_the_others_go_on_as_if_nothing_were():
     ("name", "exact"),
     [
         ("deadly", True),
-        pytest.param("deadly", False, marks=pytest.mark.slow),
-        pytest.param("early", True, marks=pytest.mark.slow),
+        ("deadly", False),
+        ("early", True),
         ("forgetful", True),
     ],
 )
@@ -182,7 +182,6 @@ def test_a_program_that_was_killed_runs_again_and_gets_the_answers_that_it_got(n
         assert all(("not go the same way" if exact else "exact = false") in fault for fault in faults)
 
 
-@pytest.mark.slow
 def test_calls_at_the_same_time_are_answered_in_the_same_order_each_time():
     one, two = (played("together", [{}], together_seconds=0.5) for _ in range(2))
     assert everything(one) == everything(two)

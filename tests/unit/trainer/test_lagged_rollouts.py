@@ -15,6 +15,8 @@ from oncurve.rollout import InProcessEngine
 from oncurve.trainer import Checkpoints, DynamicSampling, HeldOut, Recorder, StepResult, Trainer
 from oracles.plain_lag import PlainLag
 
+pytestmark = pytest.mark.slow
+
 STEPS = 8
 
 
