@@ -196,10 +196,10 @@ SECTIONS = {
     "natural": Section(natural, 60),
     "rows": Section(rows, 150),
     "profile": Section(profiled, 90),
-    "planned": Section(planned, 60),
-    "filled": Section(filled, 140),
     "larger": Section(larger, 90, LARGER),
     "adapters": Section(adapters, 200),
     "long": Section(long, 120),
     "sweep": Section(sweep, 100),
+    "planned": Section(planned, 60),
+    "filled": Section(filled, 140),
 }
