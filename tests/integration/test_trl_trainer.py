@@ -1,5 +1,6 @@
 """What TRL's users reach through the trainer: model, evaluations, log, resume and reward models are those of TRL."""
 
+import asyncio
 import math
 import os
 from pathlib import Path
@@ -44,6 +45,22 @@ def trainer(model: Any, settings: dict[str, Any] | None = None, **arguments: Any
     )  # fmt: skip
     reward = {"reward_funcs": lambda completions, **_: [float(len(text)) for text in completions]}
     return GRPOTrainer(model=model, **{"args": args, "train_dataset": ROWS, **reward, **arguments})
+
+
+def test_coroutine_functions_wait_next_to_each_other(folder: str) -> None:
+    both = asyncio.Barrier(2)
+
+    async def one(completions: list[str], **_: Any) -> list[float]:
+        await both.wait()
+        return [1.0] * len(completions)
+
+    async def broken(**_: Any) -> list[float]:
+        raise ValueError("no more")
+
+    trainer(folder, reward_funcs=[one, one]).train()
+    with pytest.raises(RewardError, match=r"^reward broken failed: ValueError: no more") as caught:
+        trainer(folder, reward_funcs=broken).train()
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 @pytest.mark.parametrize("given", ["a folder", "a PeftModel"])

@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from fakes.metric_names import named
+from fakes.tables import table
 from oncurve.demo.show import show_before_after, show_group
 from oncurve.display import Progress, one_line
 from oncurve.types import Completion, Group, Prompt, Score
@@ -108,11 +109,7 @@ def test_advice_is_set_off_and_wrapped_and_trouble_is_on_the_line() -> None:
         progress.step(step(1, truncated=0.2, invalid=3.0, skipped=1.0))
         progress.advise("cause " * 30 + "\n  1. change it")
     text = printed(console)
-    assert "cut off 20%" in text
-    assert "invalid 3" in text
-    assert "updates skipped 1" in text
-    assert "\n\ncause" in text
-    assert "\n  1. change it\n" in text
+    assert [words for words in table("display", "trouble") if words not in text] == []
     assert max(len(line) for line in text.partition("\n\n")[2].splitlines()) <= 60
 
 

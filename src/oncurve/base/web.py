@@ -1,6 +1,7 @@
 """One HTTP request under one deadline, which no byte of the answer renews.
 
     answer = ask("POST", "https://host/v1/chat/completions", body, {"Authorization": "Bearer ..."}, seconds=60)
+    answer = await answer_to("POST", ...)     the same in a coroutine
 
 Covered: names that are not found in time, proxies of the environment, TLS, interim answers, chunks and trailers that
 drip or never end; the size of an answer has a limit.
@@ -11,17 +12,20 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
-from threading import Thread
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from oncurve.base.event_loop import event_loop
+
 LARGEST_BYTES = 16 << 20
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,12 @@ class WebAnswer:
     body: bytes
 
 
-def ask(
+def begun(called: Coroutine[Any, Any, Result]) -> Future[Result]:
+    """Begin to run a coroutine that waits for answers, next to the others of this process."""
+    return asyncio.run_coroutine_threadsafe(called, event_loop(os.getpid(), "web"))
+
+
+async def answer_to(
     method: str,
     url: str,
     body: bytes | None = None,
@@ -54,10 +63,8 @@ def ask(
     import httpx2  # here: most commands send no request
 
     sent = {"Accept-Encoding": "identity", "Connection": "close", "User-Agent": "oncurve", **(headers or {})}
-    late, answered = TimeoutError(f"no whole answer within {seconds:.3g} s"), Future[WebAnswer]()
-
-    async def exchange() -> WebAnswer:
-        found = bytearray()
+    found = bytearray()
+    try:
         async with AsyncExitStack() as connections:
 
             async def opened(event: str, about: Mapping[str, Any]) -> None:
@@ -77,20 +84,26 @@ def ask(
                         if len(found) > largest:
                             raise ConnectionError(f"the answer has more than {largest >> 20} MiB")
                 return WebAnswer(answer.status_code, answer.reason_phrase, answer.headers, bytes(found))
+    except Exception as error:  # what arrives decides which
+        causes = _causes(error)
+        if any(isinstance(each, TimeoutError) for each in causes):
+            raise TimeoutError(f"no whole answer within {seconds:.3g} s") from None
+        raise ConnectionError(_reason(causes)) from None
 
-    def work() -> None:
+
+def _waiting(function: Callable[Given, Coroutine[Any, Any, Result]]) -> Callable[Given, Result]:
+    def wait(*given: Given.args, **named: Given.kwargs) -> Result:
+        future = begun(function(*given, **named))
         try:
-            answered.set_result(asyncio.run(exchange()))
-        except Exception as error:  # what arrives decides which
-            causes = _causes(error)
-            expired = any(isinstance(each, TimeoutError) for each in causes)
-            answered.set_exception(late if expired else ConnectionError(_reason(causes)))
+            return future.result()
+        finally:
+            future.cancel()  # where a signal has ended the wait
 
-    Thread(target=work, name="web", daemon=True).start()  # looking up a name cannot be ended: the caller goes on
-    try:
-        return answered.result(seconds)
-    except TimeoutError:
-        raise late from None
+    return wait
+
+
+ask = _waiting(answer_to)
+"""`answer_to` where nothing else is to be done meanwhile."""
 
 
 _authorities = cache(ssl.create_default_context)

@@ -5,24 +5,24 @@ The random numbers of their calls are here as well, and the event loop in which 
 
 import base64
 import inspect
+import os
 import random
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from types import coroutine
 from typing import Any
 
+from oncurve.base.event_loop import event_loop
 from oncurve.environments.episode import Episode, ToolCall
 
 MOST_CALLS = 64
 """The most tool calls of one turn that are made; a turn with more gets an error for each of the others."""
 
 _one_at_a_time = threading.Lock()
-_loops: list[Any] = []
 
 
 class Player:
@@ -52,8 +52,7 @@ class Player:
                     value = steps.send(value)
         except StopIteration as end:
             return end.value
-        later = run(_rest(steps, value), draws)
-        return later.result() if self.here else later
+        return run(_rest(steps, value), draws)
 
     def _steps(self, item: Mapping[str, Any]) -> Generator[Any, Any, Any]:
         """Return what the episode says to an item. What the environment returns is yielded, because it may be a
@@ -177,23 +176,17 @@ _drawing: ContextVar[Draws] = ContextVar("draws")
 
 
 def run(called: Coroutine[Any, Any, Any], draws: Draws) -> Future[Any]:
-    """Begin to run a coroutine in the event loop, which has a thread of its own. It and its tasks have these draws."""
+    """Begin to run a coroutine in the event loop. It and its tasks have these draws."""
     import asyncio  # here: it takes long to import, and few environments need it
 
-    def forever() -> None:
-        while True:  # a coroutine may end the loop: sys.exit
-            with suppress(BaseException):
-                _loops[0].run_forever()
-
-    def task(loop: Any, inner: Any, **named: Any) -> Any:
-        return asyncio.Task(_drawn(inner), loop=loop, **named)
-
-    if not _loops:
-        _loops.append(asyncio.new_event_loop())
-        _loops[0].set_task_factory(task)
-        threading.Thread(target=forever, daemon=True).start()
     _drawing.set(draws)
-    return asyncio.run_coroutine_threadsafe(called, _loops[0])
+    return asyncio.run_coroutine_threadsafe(called, event_loop(os.getpid(), "episodes", _task))
+
+
+def _task(loop: Any, inner: Any, **named: Any) -> Any:
+    import asyncio
+
+    return asyncio.Task(_drawn(inner), loop=loop, **named)
 
 
 async def _drawn(inner: Any) -> Any:

@@ -193,8 +193,9 @@ def _name(number: int) -> str:
 
 
 def kind_of_fault(error: BaseException) -> str:
-    """Return "memory", "exit" or "exception"."""
-    return "memory" if isinstance(error, MemoryError) else "exit" if isinstance(error, SystemExit) else "exception"
+    """Return "memory", "exit", "timeout" or "exception"."""
+    kinds = {MemoryError: "memory", SystemExit: "exit", TimeoutError: "timeout"}
+    return next((name for kind, name in kinds.items() if isinstance(error, kind)), "exception")
 
 
 def last_words(error: BaseException) -> str:

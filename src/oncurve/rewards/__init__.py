@@ -11,7 +11,7 @@ from oncurve.base.lazy import lazily
 if TYPE_CHECKING:
     from oncurve.rewards.component import LARGEST_REWARD
     from oncurve.rewards.functions.answers import final_answer
-    from oncurve.rewards.functions.callables import Accepts as Accepts, awaited, unpickled
+    from oncurve.rewards.functions.callables import Accepts as Accepts, later, trl_arguments, unpickled
     from oncurve.rewards.functions.math import Math, cosine_scaled
     from oncurve.rewards.functions.python import Python, name_of, path_of
     from oncurve.rewards.functions.shaping import Format, Overlong, Repetition

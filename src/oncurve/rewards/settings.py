@@ -9,6 +9,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
@@ -204,6 +205,20 @@ class WorkerSettings(WorkerLimits, RewardSettings):
         return self.pool(factory, settings, self.processes, self.timeout_seconds)
 
 
+def _reply(function: Callable[..., Any], *given: Any) -> WorkerReply:
+    try:
+        return WorkerReply(function(*given))
+    except BaseException as error:  # user code may raise anything; the run goes on
+        if isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith("oncurve."):
+            raise
+        return WorkerReply(None, kind_of_fault(error), last_words(error))
+
+
+def settled(reply: WorkerReply) -> WorkerReply:
+    """Return a reply whose value may be a future, when that has its result."""
+    return _reply(reply.value.result) if isinstance(reply.value, Future) else reply
+
+
 class InProcess:
     """Runs a function on items in this process, without deadline or memory limit; an exception becomes a reply.
 
@@ -217,15 +232,11 @@ class InProcess:
 
     def run(self, items: Sequence[Any]) -> list[WorkerReply]:
         """Return one reply per item, in order."""
-        return [self._reply(item) for item in items]
+        return list(map(settled, self.begun(items)))
 
-    def _reply(self, item: Any) -> WorkerReply:
-        try:
-            return WorkerReply(self._function(item))
-        except BaseException as error:  # user code may raise anything; the run goes on
-            if isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith("oncurve."):
-                raise
-            return WorkerReply(None, kind_of_fault(error), last_words(error))
+    def begun(self, items: Sequence[Any]) -> list[WorkerReply]:
+        """Return the same, where the value of a coroutine function is a future still."""
+        return [_reply(self._function, item) for item in items]
 
     def close(self) -> None:
         """Nothing is held."""

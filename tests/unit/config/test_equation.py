@@ -52,16 +52,9 @@ class Inexact(LocalEngine):
 
 def test_every_letter_is_explained():
     text = explain(config("rewards=[{kind='math', weight=0.5}]", "learner.minibatches=4"))
-    assert "the 64 completions of an update" in text
-    assert "at most 32,768" in text
-    assert "(r_i - mean r) / (std r + 1e-06), mean and std of its group of G (ddof 1)" in text
-    assert "G       8, the completions of a prompt" in text
-    assert "0.5 math" in text
-    assert "k3: e⁻ᵈ + d - 1" in text
+    assert [words for words in table("equation", "letters") if words not in text] == []
     assert "here π_θ itself" not in text
-    assert "π_old   the policy that sampled the completions, here π_θ itself, so that ratios are 1" in explain(
-        RunConfig()
-    )
+    assert "π_old   the policy that sampled the completions, here π_θ itself, so" in explain(RunConfig())
     assert "the std of the batch" in explain(config("advantage.scale=batch"))
     inexact = RunConfig().model_copy(update={"engine": Inexact()})
     assert "here π_θ itself" not in explain(inexact)

@@ -52,6 +52,20 @@ def short(completion: str, limit: int, unit: float = 1.0) -> float:
 
 def all_short(completions, limit, **columns):
     return [float(len(text) <= limit) for text in completions]
+
+waiting = []
+
+async def together(completion):
+    from asyncio import sleep
+    waiting.append(completion)
+    while len(waiting) < 3:
+        await sleep(0)
+    return float(len(waiting))
+
+async def endless(completion):
+    from asyncio import Event
+    await Event().wait() if completion == "endless" else waiting.append(completion)
+    return float(len(waiting))
 """
 
 
@@ -105,21 +119,32 @@ def test_a_function_that_cannot_be_used_is_refused_before_the_run(user_file: Pat
         RewardSet.build([{"path": path, "processes": 1}], base=user_file.parent)
 
 
-def test_an_async_function_runs_where_a_loop_is_running_already() -> None:
-    seen: list[str] = []
+def test_the_calls_of_an_async_function_wait_next_to_each_other(user_file: Path) -> None:
+    assert scored(user_file, "together", group("a", "b"), group("c")) == [3.0, 3.0, 3.0]
+    begun: list[str] = []
 
-    async def watching(completion: str) -> float:
-        seen.append(completion)
+    async def columns(completion: str) -> float:
+        begun.append(completion)
+        while len(begun) < 3:
+            await asyncio.sleep(0)
         return 1.0
 
-    async def notebook() -> list[float | None]:
-        with RewardSet.build([watching]) as rewards:
-            return rewards_of(rewards.score([group("a")]))
+    async def trl(completions: list[str]) -> list[float]:
+        return [await columns("both") for _ in completions]
 
-    assert asyncio.run(notebook()) == [1.0]
+    with RewardSet.build([columns, trl]) as rewards:
+        assert rewards_of(rewards.score([group("a", "b")])) == [2.0, 2.0]
 
 
-def test_all_async_calls_of_a_process_run_in_one_event_loop_which_an_exit_does_not_end() -> None:
+def test_a_late_call_of_an_async_function_disturbs_no_other(user_file: Path) -> None:
+    table = {"path": "mine.py:endless", "processes": 1, "timeout_seconds": 1}
+    with RewardSet.build([table], base=user_file.parent) as rewards:
+        scores = [*rewards.score([group("a", "endless", "b")])[0].scores, *rewards.score([group("c")])[0].scores]
+    assert [score.reward for score in scores] == [1.0, 0.0, 2.0, 3.0]
+    assert "no answer within 1 seconds (timeout_seconds)" in str(scores[1].fault)
+
+
+def test_all_async_calls_of_a_process_run_in_one_event_loop_beside_a_notebooks_which_an_exit_does_not_end() -> None:
     loops: list[object] = []
 
     async def watching(completion: str) -> float:
@@ -129,8 +154,11 @@ def test_all_async_calls_of_a_process_run_in_one_event_loop_which_an_exit_does_n
             sys.exit(3)
         return 1.0
 
-    with RewardSet.build([watching]) as rewards:
-        one, _, other = (rewards_of(rewards.score([group(text)])) for text in ("a", "exit", "b"))
+    async def notebook() -> Any:
+        with RewardSet.build([watching]) as rewards:
+            return [rewards_of(rewards.score([group(text)])) for text in ("a", "exit", "b")]
+
+    one, _, other = asyncio.run(notebook())
     assert one == other == [1.0]
     assert len(set(loops)) == 1
 

@@ -6,7 +6,7 @@ The forms of `reward_funcs` are rewards of the run: functions of TRL's signature
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -30,7 +30,7 @@ from oncurve.display import Screen, say
 from oncurve.forecast import check_memory
 from oncurve.models import LoadedModel
 from oncurve.models.loading import apply_template, eos_ids_of, loaded_from, quiet
-from oncurve.rewards import Accepts, InProcess, RewardSettings, awaited, name_of, unpickled
+from oncurve.rewards import Accepts, InProcess, RewardSettings, later, name_of, trl_arguments
 from oncurve.run import Overrides, Run, assemble, environment_arguments
 
 
@@ -73,26 +73,30 @@ class Function(RewardSettings):
             return "environments" in (*inspect.signature(self.function).parameters, *getattr(code, "co_consts", ()))
         return False
 
-    def _call(self, item: Mapping[str, Any]) -> dict[str, Any]:
+    def _call(self, item: Mapping[str, Any]) -> Any:
         metrics: dict[str, list[float]] = {}
         extras: dict[str, list[Any]] = {}
-        environments = [unpickled(each) for each in item.get("environments") or ()]
-        given = {
-            **item["columns"],
-            "prompts": item["prompts"],
-            "completions": item["completions"],
-            "completion_ids": item["completion_ids"],
-            **({"environments": environments} if environments else {}),
-            "trainer_state": self.state(),
-            "log_metric": lambda name, value: metrics.setdefault(str(name), []).append(float(value)),
-            "log_extra": lambda name, values: extras.setdefault(str(name), []).extend(values),
-        }
+        given = {**item["columns"], **trl_arguments(item, self.state(), metrics, extras)}
+        if not given["environments"]:
+            del given["environments"]
+
+        def finish(values: Any) -> dict[str, Any]:
+            return {"rewards": [_value(value) for value in values], "metrics": metrics, "extras": extras}
+
         try:
-            values = awaited(self.function(**given))
-            rewards = [_value(value) for value in values]
+            values = self.function(**given)
+            return later(self._finished(values, finish) if inspect.isawaitable(values) else finish(values), dict)
         except Exception as error:  # user code may raise anything
-            raise RewardError(f"reward {self.default_name} failed: {type(error).__name__}: {error}") from error
-        return {"rewards": rewards, "metrics": metrics, "extras": extras}
+            raise self._failed(error) from error
+
+    async def _finished(self, values: Awaitable[Any], finish: Callable[[Any], Any]) -> Any:
+        try:
+            return finish(await values)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> RewardError:
+        return RewardError(f"reward {self.default_name} failed: {type(error).__name__}: {error}")
 
 
 class LoadedClassifier:

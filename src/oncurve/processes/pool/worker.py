@@ -194,7 +194,7 @@ class PoolWorker:
             return False
         self.spent = self.spent or fault == "memory"
         if line_read.get("later") is True and number not in self.later:
-            self.later[number] = (self.pending[0], self.deadline)
+            self.later[number] = (self.pending[0], self.deadline + _PATIENCE_SECONDS)
             self._next()
         else:
             self.settle(WorkerReply(line_read.get("value"), fault, message), number)

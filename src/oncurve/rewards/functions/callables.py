@@ -17,11 +17,9 @@ worker and in this process.
 from __future__ import annotations
 
 import base64
-import functools
 import inspect
 import os
 import re
-import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +27,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from oncurve.base.errors import ConfigError, suggest
+from oncurve.base.event_loop import event_loop
 from oncurve.base.imports import locate
 from oncurve.steps import Splitter, lines, pieces, splitter_of
 
@@ -43,14 +42,19 @@ class Adapted:
 
     split    finds the steps of a completion, where the function takes or scores them
     kwargs   keyword arguments of every call, in place of columns of these names
+    seconds  that the result of a coroutine may take; None: any time
 
     Raises ConfigError for a function whose parameters cannot be filled by name, or that does not take the `kwargs`.
     """
 
     def __init__(
-        self, function: Callable[..., Any], split: Splitter = lines, kwargs: Mapping[str, Any] | None = None
+        self,
+        function: Callable[..., Any],
+        split: Splitter = lines,
+        kwargs: Mapping[str, Any] | None = None,
+        seconds: float | None = None,
     ) -> None:
-        self._split, self._kwargs = split, dict(kwargs or {})
+        self._split, self._kwargs, self._seconds = split, dict(kwargs or {}), seconds
         self._function: Callable[..., Any] = lambda **given: function(**{**given, **self._kwargs})
         name = getattr(function, "__name__", type(function).__name__)
         if not callable(function):
@@ -97,7 +101,7 @@ class Adapted:
         return self._columns, Accepts(needs=needs, takes=tuple(used), everything=self._everything)
 
     def __call__(self, item: Mapping[str, Any]) -> Any:
-        """Return the function's value, or for a batch `{"rewards", "metrics", "extras"}`."""
+        """Return the function's value, or for a batch `{"rewards", "metrics", "extras"}`; of a coroutine a future."""
         return self._call(item)
 
     def _columns(self, item: Mapping[str, Any]) -> Any:
@@ -105,10 +109,12 @@ class Adapted:
         given = {name: value for name, value in item.items() if self._everything or name in self._names}
         if STEPS in self._names:
             given[STEPS] = pieces(text, self._split(text))
-        value = awaited(self._function(**given))
-        if STEPS not in self._names:
-            return self._with_steps(value, text)
-        return self._with_steps({"steps": value} if isinstance(value, (list, tuple)) else value, text)
+
+        def finish(value: Any) -> Any:
+            steps_alone = STEPS in self._names and isinstance(value, (list, tuple))
+            return self._with_steps({"steps": value} if steps_alone else value, text)
+
+        return later(self._function(**given), finish, self._seconds)
 
     def _with_steps(self, value: Any, text: str) -> Any:
         """Return the function's value for `text`, with steps as `step_ends` and `step_rewards`.
@@ -140,34 +146,46 @@ class Adapted:
             "ground_truth": truth,
             "extra_info": item.get("extra_info"),
         }
-        value = awaited(self._function(**{name: offered[name] for name in self._names if name in offered}))
-        if isinstance(value, Mapping) and "steps" in value:
-            return self._with_steps(value, item["completion"])
-        return value["score"] if isinstance(value, Mapping) else value
+
+        def finish(value: Any) -> Any:
+            found = self._with_steps(value, item["completion"])
+            return found["score"] if found is value and isinstance(value, Mapping) else found
+
+        return later(self._function(**{n: v for n, v in offered.items() if n in self._names}), finish, self._seconds)
 
     def _trl(self, item: Mapping[str, Any]) -> Any:
         metrics: dict[str, list[float]] = {}
         extras: dict[str, list[Any]] = {}
-        offered = {
-            "prompts": item["prompts"],
-            "completions": item["completions"],
-            "completion_ids": item["completion_ids"],
-            "environments": [unpickled(each) for each in item.get("environments") or ()],
-            "trainer_state": SimpleNamespace(global_step=item["step"]),
-            "log_metric": lambda name, value: metrics.setdefault(str(name), []).append(float(value)),
-            "log_extra": lambda name, values: extras.setdefault(str(name), []).extend(values),
-        }
+        offered = trl_arguments(item, SimpleNamespace(global_step=item["step"]), metrics, extras)
         wanted = {
             n: v
             for n, v in offered.items()
             if n in self._names or (self._everything and n in ("prompts", "completions"))
         }
-        rewards = awaited(self._function(**{**item["columns"], **wanted}))
-        if isinstance(rewards, (list, tuple)) and len(rewards) == len(item["completions"]):
-            # the offsets of steps are those of a text, and an episode is several
-            texts = [c if isinstance(c, str) else c[-1]["content"] * (len(c) == 1) for c in item["completions"]]
-            rewards = [self._with_steps(reward, text) for reward, text in zip(rewards, texts, strict=True)]
-        return {"rewards": rewards, "metrics": metrics, "extras": extras}
+
+        def finish(rewards: Any) -> Any:
+            if isinstance(rewards, (list, tuple)) and len(rewards) == len(item["completions"]):
+                # the offsets of steps are those of a text, and an episode is several
+                texts = [c if isinstance(c, str) else c[-1]["content"] * (len(c) == 1) for c in item["completions"]]
+                rewards = [self._with_steps(reward, text) for reward, text in zip(rewards, texts, strict=True)]
+            return {"rewards": rewards, "metrics": metrics, "extras": extras}
+
+        return later(self._function(**{**item["columns"], **wanted}), finish, self._seconds)
+
+
+def trl_arguments(
+    item: Mapping[str, Any], state: Any, metrics: dict[str, list[float]], extras: dict[str, list[Any]]
+) -> dict[str, Any]:
+    """Return TRL's arguments of a reward function; what it logs goes to `metrics` and `extras`, by name."""
+    return {
+        "prompts": item["prompts"],
+        "completions": item["completions"],
+        "completion_ids": item["completion_ids"],
+        "environments": [unpickled(each) for each in item.get("environments") or ()],
+        "trainer_state": state,
+        "log_metric": lambda name, value: metrics.setdefault(str(name), []).append(float(value)),
+        "log_extra": lambda name, values: extras.setdefault(str(name), []).extend(values),
+    }
 
 
 def unpickled(given: Any) -> Any:
@@ -177,41 +195,26 @@ def unpickled(given: Any) -> Any:
     return cloudpickle.loads(base64.b64decode(given)) if isinstance(given, str) else given
 
 
-def awaited(value: Any) -> Any:
-    """Return the result of a coroutine function, also where an event loop is already running (a notebook).
+def later(value: Any, then: Callable[[Any], Any], seconds: float | None = None) -> Any:
+    """Return `then(value)`; for a coroutine a future of `then` of its result, which is late after `seconds`.
 
-    All of a process run in one event loop, so that a client which a function keeps open serves its next call too.
+    All coroutines of a process run next to each other in one event loop, also where another one is running (a
+    notebook). So a client which a function keeps open serves its next call too.
     """
     if not inspect.isawaitable(value):
-        return value
+        return then(value)
     import asyncio  # here: it is slow to import, and few rewards need it
 
-    future = asyncio.run_coroutine_threadsafe(_outcome(value), _event_loop(os.getpid()))
-    try:
-        result, error = future.result()
-    finally:
-        future.cancel()  # where a signal has ended the wait
-    if error is not None:
-        raise error
-    return result
+    async def rest() -> Any:
+        task = asyncio.ensure_future(value)
+        try:
+            if not (await asyncio.wait({task}, timeout=seconds))[0]:
+                raise TimeoutError(f"no answer within {seconds:g} seconds (timeout_seconds)")
+            return then(task.result())
+        finally:
+            task.cancel()
 
-
-@functools.cache
-def _event_loop(process: int) -> Any:
-    """Return the event loop of a process, which runs in a thread of its own: a fork of the process has no threads."""
-    import asyncio
-
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    return loop
-
-
-async def _outcome(value: Any) -> tuple[Any, BaseException | None]:
-    """Return the result and None, or None and what was raised: a SystemExit would end the event loop."""
-    try:
-        return await value, None
-    except BaseException as error:
-        return None, error
+    return asyncio.run_coroutine_threadsafe(rest(), event_loop(os.getpid(), "rewards"))
 
 
 def served(
@@ -220,11 +223,12 @@ def served(
     base: str | None = None,
     split: str = "newline",
     kwargs: Mapping[str, Any] | None = None,
+    seconds: float | None = None,
 ) -> Adapted:
     """Return the worker's side: the function at `path`, or the one in the parent's cloudpickle bytes (base64)."""
     folder = Path(base) if base else None
     splitter = splitter_of(split, folder)
-    return Adapted(unpickled(pickled) if path is None else locate(path, folder), splitter, kwargs)
+    return Adapted(unpickled(pickled) if path is None else locate(path, folder), splitter, kwargs, seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,8 @@ class Python(WorkerSettings):
 
     def start(self, base: Path | None) -> Runner:
         """Return workers for a path, or for a function that can be copied; else this process. Raises ConfigError."""
-        settings = {"base": str(base or Path.cwd()), "split": self.split, "kwargs": self.kwargs}
+        settings: dict[str, Any] = {"base": str(base or Path.cwd()), "split": self.split, "kwargs": self.kwargs}
+        settings["seconds"] = self.timeout_seconds
         if self.function is None:
             return self.workers("oncurve.rewards.functions.callables:served", {"path": self.path, **settings})
         adapted = Adapted(self.function, splitter_of(self.split, base), self.kwargs)

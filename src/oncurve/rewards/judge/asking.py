@@ -1,23 +1,24 @@
-"""Asking an OpenAI-compatible endpoint: one request under a deadline, many on several threads, and the answers, kept.
+"""Asking an OpenAI-compatible endpoint: one request under a deadline, many at once, and the answers, kept.
 
 Covered: refused and broken connections, 429 and 5xx with `Retry-After`, answers that are no JSON, redirects (refused,
 because they would carry the key elsewhere), keys in messages (replaced); `oncurve.base.web` has the deadline.
 Not covered: streaming, several answers to one request.
 """
 
+import asyncio
 import json
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Condition, Event, Lock, Thread
+from threading import Lock
 from typing import Any
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import RewardError
-from oncurve.base.web import WebAnswer, ask
+from oncurve.base.web import WebAnswer, answer_to, ask, begun
 from oncurve.durable import AppendLog, read_log
 from oncurve.processes import kind_of_fault, last_words
 from oncurve.processes.pool import WorkerReply
@@ -51,8 +52,8 @@ class RemoteModel:
     key: str | None = field(default=None, repr=False)
     retries: int = 4
 
-    def answer(self, body: Mapping[str, Any], seconds: float, stopped: Event) -> Answer:
-        """Return the answer to a request, within `seconds`; waits between tries end when `stopped` is set.
+    async def answer(self, body: Mapping[str, Any], seconds: float) -> Answer:
+        """Return the answer to a request, within `seconds`.
 
         Raises Unanswered, and RewardError where every request would be refused: an unknown path, a wrong key.
         """
@@ -60,14 +61,15 @@ class RemoteModel:
         data = json.dumps(body).encode()
         for attempt in range(self.retries + 1):
             try:
-                return self._once(data, deadline)
+                return await self._once(data, deadline)
             except Temporary as error:
-                wait = max(error.seconds, FIRST_WAIT_SECONDS * 2**attempt)
+                pause = max(error.seconds, FIRST_WAIT_SECONDS * 2**attempt)
                 tries = f"{attempt + 1} {'try' if attempt == 0 else 'tries'}"
-                if time.monotonic() + wait >= deadline:
+                if time.monotonic() + pause >= deadline:
                     raise Unanswered("timeout", f"no answer within {seconds:g} s ({tries}): {error}") from None
-                if attempt == self.retries or stopped.wait(wait):
+                if attempt == self.retries:
                     raise Unanswered("exception", f"no answer after {tries}: {error}") from None
+                await asyncio.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
     def check(self, seconds: float) -> str | None:
@@ -83,10 +85,10 @@ class RemoteModel:
         key = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
         return {"Content-Type": "application/json", **key}
 
-    def _once(self, data: bytes, deadline: float) -> Answer:
+    async def _once(self, data: bytes, deadline: float) -> Answer:
         left = max(deadline - time.monotonic(), 0.001)
         try:
-            answer = ask("POST", self.url + "/chat/completions", data, self._headers(), seconds=left)
+            answer = await answer_to("POST", self.url + "/chat/completions", data, self._headers(), seconds=left)
         except OSError as error:  # connection, name, TLS, time
             raise Temporary(self._without_key(str(error))) from None
         if not 200 <= answer.status < 300:
@@ -126,38 +128,33 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     return float(said) if said.isascii() and said.isdigit() and len(said) < 6 else 0.0
 
 
-_TURN_SECONDS = 60.0
-
 Request = tuple[str, Mapping[str, Any]]
 """A request's hash, under which equal requests are one, and its body."""
 
 
 class Asking(Closing):
-    """The items of one scoring. Single use; where it is closed before `replies`, no further request is sent.
+    """The items of one scoring. Single use; what is on its way when it is closed is given up.
 
     request       item -> its request
     known         hash -> the reply, where there is one already
-    answer        request, and an event that is set when waiting is in vain -> the reply
-    concurrency   the number of threads
+    answer        request -> the reply
+    concurrency   the most requests at once
 
-    overlapped_seconds   time that all threads spent on it before `replies` was called
+    overlapped_seconds   time that all requests took before `replies` was called
     """
 
     def __init__(
         self,
         request: Callable[[Any], Request],
         known: Callable[[str], WorkerReply | None],
-        answer: Callable[[Request, Event], WorkerReply],
+        answer: Callable[[Request], Coroutine[Any, Any, WorkerReply]],
         concurrency: int,
     ) -> None:
-        self._request, self._known, self._answer, self._concurrency = request, known, answer, concurrency
-        self._changed = Condition()
+        self._request, self._known, self._answer = request, known, answer
+        self._free = asyncio.Semaphore(concurrency)
         self._order: list[str | WorkerReply] = []
-        self._waiting: deque[Request] = deque()
-        self._replies: dict[str, WorkerReply | None] = {}
+        self._replies: dict[str, WorkerReply | Future[WorkerReply]] = {}
         self._begun: dict[str, float] = {}
-        self._threads = 0
-        self._stopped = Event()
         self._error: BaseException | None = None
         self._seconds = self.overlapped_seconds = 0.0
 
@@ -165,65 +162,48 @@ class Asking(Closing):
         """Begin with these items."""
         for item in items:
             try:
-                key, body = self._request(item)
+                request = self._request(item)
             except Exception as error:  # a template of the user's may raise anything
                 self._order.append(WorkerReply(None, kind_of_fault(error), last_words(error)))
                 continue
-            self._order.append(key)
-            with self._changed:
-                if key in self._replies:
-                    continue
-                self._replies[key] = self._known(key)
-                if self._replies[key] is not None:
-                    continue
-                self._waiting.append((key, body))
-                if self._threads < self._concurrency:
-                    self._threads += 1
-                    Thread(target=self._work, daemon=True).start()
+            self._order.append(request[0])
+            if request[0] not in self._replies:
+                self._replies[request[0]] = self._known(request[0]) or begun(self._asked(request))
+
+    async def _asked(self, request: Request) -> WorkerReply:
+        async with self._free:
+            if self._error is not None:
+                raise self._error
+            self._begun[request[0]] = time.monotonic()
+            try:
+                return await self._answer(request)
+            except Exception as error:
+                self._error = self._error or error
+                raise
+            finally:
+                self._seconds += time.monotonic() - self._begun.pop(request[0])
 
     def replies(self) -> list[WorkerReply]:
         """Return one reply per item, in order. Raises the error that ended the asking, after the requests on their
         way.
         """
-        with self._changed:
-            now = time.monotonic()
-            self.overlapped_seconds = self._seconds + sum(now - begun for begun in self._begun.values())
-            while not self._changed.wait_for(lambda: self._threads == 0, _TURN_SECONDS):
-                pass  # each request has a limit of its own
-            if self._error is not None:
-                raise self._error
-            found = [self._replies[each] if isinstance(each, str) else each for each in self._order]
-        return [reply for reply in found if reply is not None]
+        now = time.monotonic()
+        self.overlapped_seconds = self._seconds + sum(now - since for since in list(self._begun.values()))
+        wait(self._futures())
+        found = (self._replies[each] if isinstance(each, str) else each for each in self._order)
+        return [each.result() if isinstance(each, Future) else each for each in found]
 
     def close(self) -> None:
-        """Send no further request; what is on its way is not waited for."""
-        self._stopped.set()
+        """Send no further request, and wait for none."""
+        for future in self._futures():
+            future.cancel()
 
-    def _next(self) -> Request | None:
-        with self._changed:
-            if self._waiting and self._error is None and not self._stopped.is_set():
-                key, body = self._waiting.popleft()
-                self._begun[key] = time.monotonic()
-                return key, body
-            self._threads -= 1
-            self._changed.notify_all()
-            return None
-
-    def _work(self) -> None:
-        while (request := self._next()) is not None:
-            reply, error = None, None
-            try:
-                reply = self._answer(request, self._stopped)
-            except BaseException as raised:  # it is raised again in the caller's thread
-                error = raised
-            with self._changed:
-                self._replies[request[0]] = reply
-                self._seconds += time.monotonic() - self._begun.pop(request[0])
-                self._error = self._error or error
+    def _futures(self) -> list[Future[WorkerReply]]:
+        return [each for each in self._replies.values() if isinstance(each, Future)]
 
 
 class Replies(Closing):
-    """The answers by the hash of their request, with what they cost. Used by several threads.
+    """The answers by the hash of their request, with what they cost. Requests are made in one event loop.
 
     parse          an answer's text -> its reply: a value, or a fault
     max_requests   the number of answered requests, over the whole run, above which none is sent; None: any
@@ -253,24 +233,22 @@ class Replies(Closing):
     @contextmanager
     def request(self) -> Iterator[None]:
         """Around a request that is sent. Raises RewardError: it would exceed a limit."""
-        with self._lock:
-            spent = f"{self.requests:,} requests and {self.tokens:,} tokens"
-            spent += f", {self._sent} on their way" if self._sent else ""
-            for name, limit, used in (
-                ("max_requests", self._max_requests, self.requests + self._sent),
-                ("max_total_tokens", self._max_tokens, self.tokens),
-            ):
-                if limit is not None and used >= limit:
-                    raise RewardError(
-                        f"the spending limit is reached: {name} = {limit:,}; answered so far: {spent}. Raise it (in "
-                        "the run's config.toml, if the run is to go on), or leave it out"
-                    )
-            self._sent += 1
+        spent = f"{self.requests:,} requests and {self.tokens:,} tokens"
+        spent += f", {self._sent} on their way" if self._sent else ""
+        for name, limit, used in (
+            ("max_requests", self._max_requests, self.requests + self._sent),
+            ("max_total_tokens", self._max_tokens, self.tokens),
+        ):
+            if limit is not None and used >= limit:
+                raise RewardError(
+                    f"the spending limit is reached: {name} = {limit:,}; answered so far: {spent}. Raise it (in "
+                    "the run's config.toml, if the run is to go on), or leave it out"
+                )
+        self._sent += 1
         try:
             yield
         finally:
-            with self._lock:
-                self._sent -= 1
+            self._sent -= 1
 
     def add(self, key: str, text: str, tokens: int | None) -> WorkerReply:
         """Keep an answer, and its reply. Raises StorageError, RewardError: nothing says what it cost."""

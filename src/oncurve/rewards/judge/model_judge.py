@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from threading import Event
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -201,7 +200,7 @@ class ModelJudge(RewardSettings):
         return float(score)
 
     def start(self, base: Path | None) -> Runner:
-        """Ask from threads of this process. Raises ConfigError: no key, or nothing answers at the address."""
+        """Ask from this process. Raises ConfigError: no key, or nothing answers at the address."""
         runner = EndpointRunner(self, RemoteModel(self.url, self._key(), self.retries))
         problem = runner.endpoint.check(min(CHECK_SECONDS, self.timeout_seconds))
         if problem is not None:
@@ -249,11 +248,11 @@ class EndpointRunner:
             asking.add(items)
             return asking.replies()
 
-    def _answer(self, request: Request, stopped: Event) -> WorkerReply:
+    async def _answer(self, request: Request) -> WorkerReply:
         key, body = request
         try:
             with self.replies.request():
-                text, tokens = self.endpoint.answer(body, self.settings.timeout_seconds, stopped)
+                text, tokens = await self.endpoint.answer(body, self.settings.timeout_seconds)
             text = text.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be stored
             return self.replies.add(key, text, tokens)
         except Unanswered as error:

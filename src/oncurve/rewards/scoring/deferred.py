@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from oncurve.base.closing import Closing
 from oncurve.base.errors import DataError, OncurveError, RewardError, TrainingError
 from oncurve.processes.pool import Job, WorkerReply
 from oncurve.rewards.component import LARGEST_REWARD, RewardComponent, Stepwise, checked, within
+from oncurve.rewards.settings import settled
 from oncurve.types import Completion, Group, Prompt, Score
 
 
@@ -225,7 +227,7 @@ class ComponentScoring:
         self.component = component
         self.metrics: dict[str, list[float]] = {}
         self.extras: dict[str, list[Any]] = {}
-        self._step = step
+        self._step, self._undo = step, undo
         begin: Callable[[], Job] | None = getattr(component.runner, "begin", None)
         self.job = None if begin is None else undo.enter_context(begin())
         self._order: list[int] = []
@@ -262,7 +264,7 @@ class ComponentScoring:
         """
         if self._error is not None:
             raise self._error
-        found = self._here if self.job is None else self.job.replies()
+        found = map(settled, self._here) if self.job is None else self.job.replies()
         if self.component.accepts.batch:
             return self._batch(groups, *found) if groups else []
         remaining = iter(found)
@@ -271,7 +273,9 @@ class ComponentScoring:
 
     def _hand_in(self, items: Sequence[Any]) -> None:
         if self.job is None:
-            self._here = self._sent(self.component.runner.run, items)
+            self._here = self._sent(getattr(self.component.runner, "begun", self.component.runner.run), items)
+            for future in [reply.value for reply in self._here if isinstance(reply.value, Future)]:
+                self._undo.callback(future.cancel)
         else:
             self._sent(self.job.add, items)
 
