@@ -12,19 +12,19 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from oncurve.base.event_loop import event_loop
 
 LARGEST_BYTES = 16 << 20
-Given = ParamSpec("Given")
+_END_SECONDS = 5.0  # for closing what is late
 Result = TypeVar("Result")
 
 
@@ -91,19 +91,13 @@ async def answer_to(
         raise ConnectionError(_reason(causes)) from None
 
 
-def _waiting(function: Callable[Given, Coroutine[Any, Any, Result]]) -> Callable[Given, Result]:
-    def wait(*given: Given.args, **named: Given.kwargs) -> Result:
-        future = begun(function(*given, **named))
-        try:
-            return future.result()
-        finally:
-            future.cancel()  # where a signal has ended the wait
-
-    return wait
-
-
-ask = _waiting(answer_to)
-"""`answer_to` where nothing else is to be done meanwhile."""
+def ask(*request: Any, seconds: float, **options: Any) -> WebAnswer:
+    """Return what `answer_to` does, where nothing else is to be done meanwhile."""
+    future = begun(answer_to(*request, seconds=seconds, **options))
+    try:
+        return future.result(seconds + _END_SECONDS)
+    finally:
+        future.cancel()  # where a signal has ended the wait
 
 
 _authorities = cache(ssl.create_default_context)
