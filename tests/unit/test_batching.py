@@ -278,6 +278,13 @@ def test_rows_of_the_next_group_fill_room_for_many_times_their_prompt() -> None:
     assert [[int(p[0]) for p in piece.prompts] for piece in micro_batches(batch, 58)] == [[0, 1], [1, 2], [2]]
 
 
+def test_where_larger_pieces_are_no_faster_they_end_early_unless_prompts_are_long() -> None:
+    short, long = (collate([group((1,) * size, *[(7,) * 10] * 4) for _ in range(3)]) for size in (1, 4))
+    assert [piece.size for piece in micro_batches(short, 1000, enough=21)] == [2, 2, 2, 2, 2, 2]
+    assert [piece.size for piece in micro_batches(short, 15, enough=21)] == [1] * 12
+    assert [piece.size for piece in micro_batches(long, 1000, enough=21)] == [4, 4, 4]
+
+
 def test_a_row_above_the_budget_goes_alone() -> None:
     assert [piece.size for piece in micro_batches(three_groups(), 1)] == [1] * 6
     with pytest.raises(ValueError, match="tokens_per_micro_batch must be >= 1"):

@@ -20,6 +20,8 @@ Raised = TypeVar("Raised", bound=BaseException)
 class OncurveError(Exception):
     """Base of every error oncurve raises on purpose."""
 
+    exit_code = 1
+
     def _render_traceback_(self) -> list[str]:
         """IPython's hook for the lines that a cell shows: the message, as on the command line, without frames."""
         return [f"{type(self).__name__}: {self}", *notes_of(self)]
@@ -27,6 +29,8 @@ class OncurveError(Exception):
 
 class UserError(OncurveError):
     """Bad input: shown as a message, exit code 2."""
+
+    exit_code = 2
 
 
 class ConfigError(UserError, ValueError):
@@ -120,7 +124,8 @@ def command(*words: object) -> str:
         start = [*sys.orig_argv[:1], "-m", "oncurve"]
     elif program.name == "oncurve" and shutil.which("oncurve") != str(program):
         start = [str(program)]
-    return shlex.join([*start, *map(str, words)])
+    named = (f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word) for word in words)
+    return shlex.join([*start, *named])
 
 
 def shown(value: object) -> str:

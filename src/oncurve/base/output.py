@@ -17,6 +17,7 @@ import io
 import logging
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -90,7 +91,7 @@ class _Forgiving(io.TextIOBase):
     def write(self, text: str) -> int:
         """Write and flush; returns the length of `text`, also where the write failed."""
         below = self.below
-        if below is not None:
+        if below is not None and _takes(below):
             try:
                 below.write(text)
                 below.flush()
@@ -133,6 +134,29 @@ class _Forgiving(io.TextIOBase):
     def errors(self) -> str:  # type: ignore[override]
         """The error handler of the stream below for text that it cannot encode."""
         return str(getattr(self.below, "errors", None) or "strict")
+
+
+_hurried = False
+
+
+def hurry(frame: FrameType | None) -> None:
+    """From now on drop text that a reader does not take at once. Raises BlockingIOError in a `frame` that waits so."""
+    global _hurried
+    _hurried = True
+    while frame is not None:
+        if frame.f_code is _Forgiving.write.__code__:
+            raise BlockingIOError
+        frame = frame.f_back
+
+
+def _takes(stream: Any) -> bool:
+    """Return whether a stream takes a line now: always true before `hurry`."""
+    if not _hurried:
+        return True
+    try:
+        return bool(select.select([], [stream.fileno()], [], 0)[1])
+    except (OSError, ValueError):  # a stream without a descriptor, as a notebook's
+        return True
 
 
 class Terminal(_Forgiving):
@@ -316,7 +340,7 @@ def urgent(text: str, *, last: bool = False) -> None:
     if stream is not None and stream is not sys.__stderr__:  # a notebook's
         with suppress(Exception):
             stream.write(f"{visible(text)}\n")
-    elif stream is not None:
+    elif stream is not None and _takes(stream):
         with suppress(OSError):
             begin = ("\n" + _SHOW_CURSOR * last) * os.isatty(2)
             os.write(2, f"{begin}{visible(text)}\n".encode())

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from oncurve.base.errors import ConfigError, OncurveError, UserError, command, notes_of
+from oncurve.base.errors import ConfigError, OncurveError, command, notes_of
 from oncurve.base.imports import only_looking, trusting
 from oncurve.base.output import Terminal, complain, installed, own_process, say
 from oncurve.base.paths import permitted, working_directory
@@ -325,7 +325,7 @@ def main() -> None:
                 app(prog_name="oncurve")  # and not `python -m oncurve`: help texts are found by it
         except OncurveError as error:
             complain("\n".join([f"oncurve: {error}", *notes_of(error)]))
-            sys.exit(2 if isinstance(error, UserError) else 1)
+            sys.exit(error.exit_code)
         except (_Interrupted, KeyboardInterrupt):
             complain("oncurve: stopped by SIGINT")
             sys.exit(128 + signal.SIGINT)

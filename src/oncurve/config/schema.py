@@ -160,7 +160,8 @@ def _refuse_lost_objects(name: str, table: Any) -> None:
             value = next(iter(several), None)
             if isinstance(value, str) and value.startswith(IN_MEMORY):
                 what = value.removeprefix(IN_MEMORY)
-                fix = f"give it again (oncurve.resume), or write {_BY_PATH.get(key, key)} = 'file.py:{what}' here"
+                fix = f", or write {_BY_PATH.get(key, key)} = 'file.py:{what}' here, and add --trust"
                 raise ConfigError(
-                    f"{name}.{key}: {what} was an object in Python, which no file can hold; {fix}, and add --trust"
+                    f"{name}.{key}: {what} was an object in Python, which no file can hold; give it again "
+                    f"(oncurve.resume){fix * ('<' not in what)}"
                 )

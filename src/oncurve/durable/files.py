@@ -42,6 +42,8 @@ class DiskError(StorageError):
     advice   what to do about it
     """
 
+    exit_code = 1
+
     def __init__(self, reason: str, advice: str) -> None:
         super().__init__(reason, advice)
         self.reason, self.advice = reason, advice

@@ -142,13 +142,18 @@ def _asked_shape(model: str | None, parameters: str | None) -> ModelShape | None
 
 
 def _work(config: RunConfig, lengths: tuple[int, ...], device_type: str) -> StepWork:
+    from oncurve.batching import ENOUGH, FILLED  # which loads torch
+
+    tokens = config.learner.tokens_per_micro_batch
+    if device_type == "cpu" and not config.cluster.facts.divided:
+        tokens = min(tokens, max(ENOUGH, int(FILLED * sum(lengths) / len(lengths))))
     return StepWork(
         config.data.prompts_per_step,
         config.rollout.group_size,
         config.rollout.max_new_tokens,
         lengths,
         config.rollout.rows_at_once(device_type),
-        config.learner.tokens_per_micro_batch,
+        tokens,
         config.learner.minibatches,
         config.learner.ppo_epochs,
         config.filter.top_entropy < 1 or (not config.stays_at_1 and config.old_logprobs == "recompute"),

@@ -192,9 +192,13 @@ def _name(number: int) -> str:
         return str(number)
 
 
+class LateError(Exception):
+    """A coroutine has taken longer than its limit."""
+
+
 def kind_of_fault(error: BaseException) -> str:
     """Return "memory", "exit", "timeout" or "exception"."""
-    kinds = {MemoryError: "memory", SystemExit: "exit", TimeoutError: "timeout"}
+    kinds = {MemoryError: "memory", SystemExit: "exit", LateError: "timeout"}
     return next((name for kind, name in kinds.items() if isinstance(error, kind)), "exception")
 
 
@@ -204,13 +208,21 @@ def last_words(error: BaseException) -> str:
         return str(error)
     try:
         trace = error.__traceback__
-        here = str(Path(__file__).parents[1])
-        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(here):
+        ours = str(Path(__file__).parents[1]), f"{os.path.dirname(os.__file__)}/concurrent/"  # on the way to user code
+        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
             trace = trace.tb_next
         text = "".join(traceback.format_exception(type(error), error, trace)).strip()
     except BaseException:  # an exception whose own methods raise
         text = f"{type(error).__name__} (its message cannot be shown)"
     return text[-_LONGEST_TRACE:]
+
+
+def headline(words: str) -> str:
+    """Return the first line of what `last_words` says of the error itself: its type, and how its message begins."""
+    lines = words.strip().splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    after = lines[frames[-1] + 1 if frames else 0 :]
+    return next((line for line in after if not line.startswith(" ")), "")
 
 
 def in_a_line(error: BaseException) -> str:

@@ -18,10 +18,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from oncurve import durable
+from oncurve.base.output import complain
 from oncurve.report.rollouts import (
     INDEX,
     TOKENS,
     Columns,
+    CutFileError,
     RolloutFiles,
     members,
     packed,
@@ -276,10 +278,13 @@ class RolloutIndex:
         if step not in self._cached or self._cached[step][0] != source:
             try:
                 found = parsed(index.read_bytes(), source)
-            except (OSError, EOFError, KeyError, ValueError, zlib.error, SafetensorError):
-                content = packed(source, rows_of(path))
-                with suppress(durable.StorageError):  # a folder that cannot be written to is read all the same
-                    durable.write_file(index, content, sync=False)
+            except (OSError, EOFError, KeyError, ValueError, zlib.error, SafetensorError) as error:
+                content = packed(source, rows := rows_of(path))
+                if isinstance(error, CutFileError):
+                    complain(f"{path} is damaged, {error}: {len(rows)} groups can be read")
+                else:
+                    with suppress(durable.StorageError):  # a folder that cannot be written to is read all the same
+                        durable.write_file(index, content, sync=False)
                 found = parsed(content, source)
             while self._cached and sum(len(each[2]) for each in self._cached.values()) > _MOST_CACHED_GROUPS:
                 del self._cached[next(iter(self._cached))]

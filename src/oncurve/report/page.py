@@ -28,7 +28,9 @@ def write_report(directory: Path) -> Path:
     Raises RunDirectoryError (not a run), CheckpointError (metrics.jsonl cannot be read), StorageError.
     """
     path = directory / "report.html"
-    durable.write_file(path, render_report(read_run(directory)).encode("utf-8", "replace"))
+    content = render_report(read_run(directory)).encode("utf-8", "replace")
+    if directory.is_dir():  # else it was moved meanwhile
+        durable.write_file(path, content)
     return path
 
 

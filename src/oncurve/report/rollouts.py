@@ -71,6 +71,10 @@ def packed(source: int, rows: Sequence[Mapping[str, Any]]) -> bytes:
     return gzip.compress(content, 1, mtime=0)
 
 
+class CutFileError(ValueError):
+    """A file of groups is shorter than when its index was written."""
+
+
 def parsed(content: bytes, source: int) -> tuple[Columns, list[str]]:
     """Return the columns of an index, and the beginnings of the prompts.
 
@@ -80,7 +84,9 @@ def parsed(content: bytes, source: int) -> tuple[Columns, list[str]]:
     found = load(gzip.decompress(content))
     columns = {name: found[name].astype(kind, copy=False) for name, kind in COLUMNS.items()}
     blob, ends = found["texts"].tobytes(), found["ends"].tolist()
-    if int(found["source"][0]) != source or {len(values) for values in columns.values()} != {len(ends)}:
+    if (wrote := int(found["source"][0])) > source:
+        raise CutFileError(f"{source:,} of its {wrote:,} bytes are left")
+    if wrote != source or {len(values) for values in columns.values()} != {len(ends)}:
         raise ValueError("it is the index of another file")
     return columns, [blob[start:end].decode("utf-8", "replace") for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -259,9 +265,12 @@ class EvaluationFiles:
             found = json.loads(gzip.decompress(self.path(step).read_bytes()))
             return {int(each["id"]): each for each in found}
         except (OSError, EOFError, zlib.error, ValueError, RecursionError, KeyError, TypeError) as error:
-            known = f"{steps_in_words(self.steps(), step)}; see eval.every"
-            reason = f"no results of an evaluation after step {step} can be read; there are those after: {known}"
-            raise RunDirectoryError(f"{self.folder.parent}: {reason}") from error
+            if step in (known := self.steps()):
+                raise RunDirectoryError(f"{self.path(step)} is damaged ({error})") from error
+            there = f"there are those after: {steps_in_words(known, step)}; see eval.every"
+            raise RunDirectoryError(
+                f"{self.folder.parent}: no evaluation was made after step {step}; {there}"
+            ) from error
 
 
 def compared(run: Path, first: int | None = None, last: int | None = None) -> dict[str, Any]:

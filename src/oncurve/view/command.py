@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from oncurve import durable
 from oncurve.base.errors import ConfigError, OncurveError, RunDirectoryError, shown
-from oncurve.base.output import say
+from oncurve.base.output import complain, say
 from oncurve.base.paths import usable_path
 from oncurve.report import link, steps_in_words
 from oncurve.view.front import TABLES, page
@@ -67,9 +67,14 @@ def _answers(library: Library, steps: Sequence[int] | None) -> Iterator[tuple[st
             yield "doctor", (run,), None
         if evaluations := about["evaluations"]:
             place = evaluations[0], evaluations[-1]
-            yield "flips", (run, *place), (flips := library.flips(run, *place))
-            for number in (each["problem"] for each in flips["problems"] if not each["change"].startswith("still")):
-                yield "flips", (run, *place, number), library.flips(run, *place, number)
+            try:
+                flips = library.flips(run, *place)
+            except OncurveError as error:
+                complain(f"{error}: left out")
+            else:
+                yield "flips", (run, *place), flips
+                for number in (each["problem"] for each in flips["problems"] if not each["change"].startswith("still")):
+                    yield "flips", (run, *place, number), library.flips(run, *place, number)
         by_prompt: dict[int, list[dict[str, Any]]] = {}
         for step in chosen:
             rows = _all_rows(library, run, step)

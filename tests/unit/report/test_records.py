@@ -135,14 +135,14 @@ def test_flips_are_those_of_the_problems_that_both_evaluations_have(tmp_path_fac
 def test_what_is_missing_damaged_or_another_problem_is_told_apart(tmp_path: Path) -> None:
     files = EvaluationFiles(tmp_path)
     assert files.steps() == ()
-    with pytest.raises(RunDirectoryError, match="no results of an evaluation after step 0"):
+    with pytest.raises(RunDirectoryError, match="no evaluation was made after step 0"):
         look_at_flips(tmp_path)
     files.write(0, [problem(1, True), problem(2, True)])
     files.write(5, [problem(1, False, "another text"), problem(2, False)])
     assert [each["problem"] for each in look_at_flips(tmp_path, 0, 5)["problems"]] == [2]
     for damage in (b"", files.path(5).read_bytes()[:-9], b"[1]", b"\x1f\x8bnonsense"):
         files.path(5).write_bytes(damage)
-        with pytest.raises(RunDirectoryError, match="after step 5 can be read; there are those after: 0, 5"):
+        with pytest.raises(RunDirectoryError, match=r"step-000005.json.gz is damaged \("):
             look_at_flips(tmp_path, 0, 5)
     files.remove_after(0)
     assert files.steps() == (0,)

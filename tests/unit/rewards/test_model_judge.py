@@ -151,7 +151,7 @@ def test_the_limit_of_requests_holds_over_resumes_and_loses_no_answer(
     first.keep_in(tmp_path)
     first.score([group("a", "b")])
     with pytest.raises(
-        RewardError, match=r"reward model_judge: the spending limit is reached: max_requests = 3; .*Raise"
+        RewardError, match=r"reward model_judge: the spending limit is reached: max_requests = 3; .*goes on"
     ):
         first.score([group("c", "d", "e")])
     assert len(server.asked) == 3

@@ -89,7 +89,7 @@ class RankRows:
 
     def micro_batches(self, tokens: int) -> Iterator[tuple[TrainBatch, bool]]:
         """As many micro-batches as on the rank with the most, each with whether it is this rank's."""
-        own = list(micro_batches(self.rows, tokens))
+        own = list(micro_batches(self.rows, tokens, tokens))  # each gathers the weights
         passes = int(max(gathered(float(len(own)))))
         yield from ((micro, True) for micro in own)
         yield from ((own[-1], False) for _ in range(len(own), passes))

@@ -29,6 +29,7 @@ from typing import Any
 from oncurve.base.errors import ConfigError, suggest
 from oncurve.base.event_loop import event_loop
 from oncurve.base.imports import locate
+from oncurve.processes import LateError
 from oncurve.steps import Splitter, lines, pieces, splitter_of
 
 OFFERED = ("completion", "prompt", "completion_ids", "episode")
@@ -157,11 +158,8 @@ class Adapted:
         metrics: dict[str, list[float]] = {}
         extras: dict[str, list[Any]] = {}
         offered = trl_arguments(item, SimpleNamespace(global_step=item["step"]), metrics, extras)
-        wanted = {
-            n: v
-            for n, v in offered.items()
-            if n in self._names or (self._everything and n in ("prompts", "completions"))
-        }
+        names = {*self._names, *(("prompts", "completions") if self._everything else ())}
+        wanted = {n: v for n, v in offered.items() if n in names}
 
         def finish(rewards: Any) -> Any:
             if isinstance(rewards, (list, tuple)) and len(rewards) == len(item["completions"]):
@@ -195,6 +193,10 @@ def unpickled(given: Any) -> Any:
     return cloudpickle.loads(base64.b64decode(given)) if isinstance(given, str) else given
 
 
+_Timeout = type("TimeoutError", (TimeoutError,), {"__module__": "builtins"})
+"""Of the built-in one a future makes another, which has no line of user code."""
+
+
 def later(value: Any, then: Callable[[Any], Any], seconds: float | None = None) -> Any:
     """Return `then(value)`; for a coroutine a future of `then` of its result, which is late after `seconds`.
 
@@ -209,8 +211,10 @@ def later(value: Any, then: Callable[[Any], Any], seconds: float | None = None) 
         task = asyncio.ensure_future(value)
         try:
             if not (await asyncio.wait({task}, timeout=seconds))[0]:
-                raise TimeoutError(f"no answer within {seconds:g} seconds (timeout_seconds)")
+                raise LateError(f"no answer within {seconds:g} seconds (timeout_seconds)")
             return then(task.result())
+        except TimeoutError as error:
+            raise _Timeout(*error.args).with_traceback(error.__traceback__) from None
         finally:
             task.cancel()
 

@@ -61,7 +61,7 @@ class Python(WorkerSettings):
         settings["seconds"] = self.timeout_seconds
         if self.function is None:
             return self.workers("oncurve.rewards.functions.callables:served", {"path": self.path, **settings})
-        adapted = Adapted(self.function, splitter_of(self.split, base), self.kwargs)
+        adapted = Adapted(self.function, splitter_of(self.split, base), self.kwargs, self.timeout_seconds)
         reason = why_in_process(self.function)
         if reason is None:
             pickled = base64.b64encode(cloudpickle.dumps(self.function)).decode()

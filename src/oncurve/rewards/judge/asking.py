@@ -13,7 +13,6 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from oncurve.base.closing import Closing
@@ -213,7 +212,6 @@ class Replies(Closing):
     def __init__(self, parse: Callable[[str], WorkerReply], max_requests: int | None, max_tokens: int | None) -> None:
         self._parse, self._max_requests, self._max_tokens = parse, max_requests, max_tokens
         self._known: dict[str, WorkerReply] = {}
-        self._lock = Lock()
         self._open = ExitStack()
         self._log: Any = None
         self._sent = 0
@@ -241,8 +239,8 @@ class Replies(Closing):
         ):
             if limit is not None and used >= limit:
                 raise RewardError(
-                    f"the spending limit is reached: {name} = {limit:,}; answered so far: {spent}. Raise it (in "
-                    "the run's config.toml, if the run is to go on), or leave it out"
+                    f"the spending limit is reached: {name} = {limit:,}; answered so far: {spent}. The run goes on "
+                    f"with a higher one: oncurve resume DIR rewards.0.{name}=NUMBER"
                 )
         self._sent += 1
         try:
@@ -257,10 +255,9 @@ class Replies(Closing):
                 "the endpoint does not say how many tokens a request cost (usage.total_tokens), so max_total_tokens "
                 "cannot be kept; set max_requests in its place"
             )
-        with self._lock:
-            if self._log is not None:
-                self._log.append({"key": key, "text": text, "tokens": tokens})
-            return self._take(key, text, tokens)
+        if self._log is not None:
+            self._log.append({"key": key, "text": text, "tokens": tokens})
+        return self._take(key, text, tokens)
 
     def _take(self, key: str, text: str, tokens: Any) -> WorkerReply:
         self._known[key] = self._parse(text)
@@ -270,6 +267,5 @@ class Replies(Closing):
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
-            self._log = None
-            self._open.close()
+        self._log = None
+        self._open.close()

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import DataError, OncurveError, RewardError, TrainingError
+from oncurve.processes import headline
 from oncurve.processes.pool import Job, WorkerReply
 from oncurve.rewards.component import LARGEST_REWARD, RewardComponent, Stepwise, checked, within
 from oncurve.rewards.settings import settled
@@ -150,8 +151,7 @@ class RewardScoring(Scoring):
             reply = within(given, 0 if completion.turns else len(completion.text))
             component, value, weight = scored.component, reply.value, scored.component.settings.weight
             if reply.fault is not None:
-                last = reply.message.strip().rpartition("\n")[2]
-                fault = fault or f"{reply.fault}: {component.name}: {last[:300]}"
+                fault = fault or f"{reply.fault}: {component.name}: {headline(reply.message)[:300]}"
                 value = _value_of_fault(component, reply)
                 masked = masked or (value is None and weight != 0)
             if isinstance(value, Stepwise):
@@ -295,8 +295,8 @@ class ComponentScoring:
             return self._unpacked(reply, 0, count, count)
         if len(groups) == 1:
             return [reply] * count
-        last = reply.message.strip().rpartition("\n")[2]
-        self.component.warn_once("reward %s failed on a whole batch (%s); it is called once per group now", last)
+        said = headline(reply.message)
+        self.component.warn_once("reward %s failed on a whole batch (%s); it is called once per group now", said)
         items = [self.component.batch_item([group], self._step) for group in groups]
         replies = self._sent(self.component.runner.run, items)
         found: list[WorkerReply] = []

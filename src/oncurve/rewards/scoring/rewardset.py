@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, DataError, RewardError
 from oncurve.components import build, lacking
+from oncurve.processes import headline
 from oncurve.processes.pool import WorkerReply
 from oncurve.rewards.component import RewardComponent, Stepwise, within
 from oncurve.rewards.functions.answers import final_answer
@@ -299,7 +300,6 @@ def _value(reply: WorkerReply) -> float | None:
 
 
 def _described(reply: WorkerReply) -> str:
-    """Return a fault in a sentence: its last words, and the line of the user's code."""
-    *_, last = reply.message.strip().splitlines() or [str(reply.fault)]
-    places = _AT.findall(reply.message)
-    return f"{last} ({reply.fault}{f', {places[-1][0]} line {places[-1][1]}' if places else ''})"
+    """Return a fault in a sentence: what was raised, and the line of the user's code."""
+    places = [f", {file} line {line}" for file, line in _AT.findall(reply.message)]
+    return f"{headline(reply.message) or reply.fault} ({reply.fault}{places[-1] if places else ''})"

@@ -249,7 +249,9 @@ def _export(config: RunConfig, found: FoundCheckpoint, step: int, out: Path, ada
 
 def _stand_ins(file: Path) -> dict[str, Any]:
     """Return rewards in place of functions that were objects in Python: an export calls none."""
-    rewards = tomllib.loads(file.read_text(encoding="utf-8")).get("rewards", [])
+    rewards: list[dict[str, Any]] = []
+    with suppress(ValueError):  # what is damaged is told when it is loaded
+        rewards = tomllib.loads(file.read_text(encoding="utf-8")).get("rewards", [])
     lost = [str(table.get("function", "")).startswith(IN_MEMORY) for table in rewards]
     if not any(lost):
         return {}

@@ -127,9 +127,9 @@ class RunDirectory(Closing):
 
         `go_on` continues a run that is there; None: the command `oncurve resume`.
         """
-        RunDirectory._check_place(path, go_on)
         if durable.is_held(path / LOCK):
             raise RunDirectoryError(f"{path} is in use by another oncurve run. Wait for it, or choose another --out.")
+        RunDirectory._check_place(path, go_on)
 
     @staticmethod
     def _check_place(path: Path, go_on: str | None = None) -> None:

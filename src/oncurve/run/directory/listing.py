@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oncurve import durable
-from oncurve.base.errors import RunDirectoryError, UserError
+from oncurve.base.errors import OncurveError, RunDirectoryError
 from oncurve.base.paths import usable_path
 from oncurve.report import read_run, table
 from oncurve.run.directory.folder import CONFIG, ENVIRONMENT, IDENTITY, LOCK, SFT
@@ -93,7 +93,7 @@ def _listed(path: Path) -> ListedRun:
     running = durable.is_held(path / LOCK)
     try:
         record = read_run(path)
-    except (OSError, UserError):  # another user's, perhaps: the others are listed all the same
+    except (OSError, OncurveError):  # another user's, perhaps: the others are listed all the same
         record = None
     if record is None or record.config is None:
         return ListedRun(path, "running" if running else "damaged", age_seconds=age)

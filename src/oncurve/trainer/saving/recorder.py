@@ -140,7 +140,7 @@ class Recorder:
     which completions are right.
 
     A full disk does not end a step: `refusals` counts what it refuses. Lines of metrics wait in memory until they can
-    be written, rollouts up to `MOST_WAITING_BYTES`, and the batch of a skipped update is left out.
+    be written, so do evaluations, rollouts up to `MOST_WAITING_BYTES`, and the batch of a skipped update is left out.
     """
 
     def __init__(
@@ -165,6 +165,7 @@ class Recorder:
         self._making: tuple[int, Future[dict[str, bytes]]] | None = None
         self._ends, self._texts, self._numbers = list[int](), dict[str, str](), dict[str, Tensor]()
         self._waiting: dict[int, dict[str, bytes]] = {}
+        self._unwritten: dict[int, Sequence[Mapping[str, Any]]] = {}
         self._unsynced: set[int] = set()
         self._remove({step for step in self._kept if step > state.step})
         self._retain(state.step)
@@ -194,9 +195,10 @@ class Recorder:
         self._numbers |= numbers
 
     def evaluation(self, step: int, problems: Sequence[Mapping[str, Any]]) -> None:
-        """Write the results of the held-out problems after `step`; those that a full disk refuses are given up."""
+        """Write the results of the held-out problems after `step`; where the disk is full they wait."""
         self.check()
-        self.refusals.allow(lambda: self._evaluations.write(step, problems))
+        self._unwritten[step] = problems
+        self.refusals.allow(self._write_waiting)
 
     def finish_rollouts(self) -> None:
         """Wait for the groups whose writing was begun, and write them. Raises StorageError, unless the disk is full."""
@@ -274,7 +276,10 @@ class Recorder:
         self._unsynced.clear()
 
     def _write_waiting(self) -> None:
-        """Write the rollouts that wait, the newest first: they are read first."""
+        """Write the evaluations that wait, and the rollouts, the newest first: they are read first."""
+        for step in list(self._unwritten):
+            self._evaluations.write(step, self._unwritten[step])
+            del self._unwritten[step]
         for step in sorted(self._waiting, reverse=True):
             self._files.write(step, self._waiting[step])
             del self._waiting[step]

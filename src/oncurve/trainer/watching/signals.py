@@ -161,6 +161,7 @@ class StopSignals:
         output.urgent(f"oncurve: {self.requested.name}: finishing this step, {grace}; again ends at once")
         if not self._saving:
             signal.setitimer(signal.ITIMER_REAL, max(self.grace_seconds, 1e-3))
+        output.hurry(frame)
 
     def _end(self, number: signal.Signals) -> None:
         """The second signal: at once, whatever is running."""
