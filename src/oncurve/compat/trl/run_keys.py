@@ -155,10 +155,6 @@ ALL = 10**9
 Made = dict[str, Any]
 
 
-def part(value: Any, values: Values) -> None:
-    """Return no setting: another key makes it."""
-
-
 def steps(value: Any, values: Values) -> int | None:
     """Return the steps of a run; None: epochs are given."""
     return in_steps(value, values) if value > 0 else None
