@@ -49,13 +49,6 @@ class Sizes:
         """Return the steps in which `updates` updates are made, rounded up."""
         return math.ceil(updates / self.updates)
 
-    def of_rows(self, rows: int, epochs: float) -> int:
-        """Return the steps of `epochs` epochs over so many rows, as TRL counts: without an incomplete generation.
-
-        0: there are fewer rows than one generation has prompts.
-        """
-        return math.ceil(rows // self.prompts * epochs)
-
 
 def sizes(values: Values) -> Sizes:
     """Return the sizes of a run. Raises ConfigError: they do not divide, or contradict each other."""
@@ -300,7 +293,7 @@ def rows_known(values: Values, rows: int) -> dict[str, Any]:
     found, made = sizes(values), Made()
     total = values["max_steps"]
     if total <= 0:
-        steps = found.of_rows(rows, values["num_train_epochs"])
+        steps = math.ceil(rows // found.prompts * values["num_train_epochs"])  # an incomplete generation does not count
         if not steps:
             return made  # fewer rows than a step has prompts: run.epochs counts them
         total = made["max_steps"] = steps * found.updates
