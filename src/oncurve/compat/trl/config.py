@@ -17,7 +17,7 @@ from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.compat.dialect import Dialect, Key, Said, Translation, Values, keys_of
 from oncurve.compat.recipe import recipe_of
 from oncurve.compat.trl import run_keys
-from oncurve.compat.trl.run_keys import WORDS, in_steps, sizes, updates_per_step
+from oncurve.compat.trl.run_keys import WORDS, Made, in_steps, sizes, updates_per_step
 
 MEAN = "token-mean"
 AGGREGATIONS, MISSING = WORDS["aggregations"], WORDS["missing"]
@@ -25,8 +25,6 @@ AGGREGATIONS, MISSING = WORDS["aggregations"], WORDS["missing"]
 
 EPS = 1e-4
 """What TRL adds to a standard deviation of rewards."""
-
-Made = dict[str, Any]
 
 
 def objective(value: Any, values: Values) -> str:
