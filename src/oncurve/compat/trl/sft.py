@@ -28,11 +28,6 @@ OF_GRPO = {"rollout", "advantage", "objective", "aggregation", "kl", "reference"
 """What the fields are settings of that `GRPOConfig` alone has."""
 
 
-def updates(value: Any, values: Values) -> int | None:
-    """Return the number of updates; None: epochs are given."""
-    return value if value > 0 else None
-
-
 def batch(value: Any, values: Values) -> int:
     """Return the rows of an update."""
     return int(values["per_device_train_batch_size"] * values["gradient_accumulation_steps"])
