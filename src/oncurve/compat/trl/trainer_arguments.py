@@ -307,8 +307,6 @@ def _tokenizer_of(model: nn.Module) -> Any:
     source = getattr(getattr(model, "config", None), "_name_or_path", "")
     if not source:
         raise ConfigError("processing_class: the module does not say where it came from; give its tokenizer")
-    from transformers import AutoTokenizer
-
     try:
         with quiet():
             return AutoTokenizer.from_pretrained(source)
