@@ -14,7 +14,6 @@ from oncurve.rewards import Format, Overlong, Repetition, cosine_scaled
 Completions = Sequence[Sequence[Mapping[str, str]]]
 Ids = Sequence[Sequence[int]]
 LogExtra = Callable[[str, list[Any]], None]
-THINK_END = "</think>"
 
 
 def _texts(completions: Completions) -> list[str]:
@@ -49,7 +48,7 @@ def reasoning_accuracy_reward(
 
     0 for a completion whose reasoning does not end. `reasoning_delimiters`: None is `["</think>"]`.
     """
-    ends = (THINK_END,) if reasoning_delimiters is None else reasoning_delimiters
+    ends = ("</think>",) if reasoning_delimiters is None else reasoning_delimiters
     answers = [_after_reasoning(text, ends) for text in _texts(completions)]
     return _accuracies(answers, solution, log_extra)
 
