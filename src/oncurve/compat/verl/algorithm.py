@@ -195,29 +195,21 @@ def of_sapo(value: float, values: Values) -> float | None:
 
 def clip_ratio(_: Any, values: Values) -> dict[str, Any]:
     sides = [side for side in ("low", "high") if not is_given(values, f"{ACTOR}.clip_ratio_{side}")]
-    return {name: bound for side in sides for name, bound in _clip(side, values).items()}
+    return {name: bound for side in sides for name, bound in clip_side(None, values, side).items()}
 
 
-def clip_ratio_low(_: Any, values: Values) -> dict[str, Any]:
-    return _clip("low", values)
-
-
-def clip_ratio_high(_: Any, values: Values) -> dict[str, Any]:
-    return _clip("high", values)
-
-
-def _clip(side: str, values: Values) -> dict[str, Any]:
+def clip_side(_: Any, values: Values, of: str) -> dict[str, Any]:
     """Return a side's ε: its own, else clip_ratio, else 0.2, which is oncurve's default, too."""
     names = {each: f"{ACTOR}.clip_ratio_{each}" for each in ("low", "high")}
     both = values[f"{ACTOR}.clip_ratio"]
     bounds = {each: values[name] if is_given(values, name) else both for each, name in names.items()}
-    kind, bound = objective(values), bounds[side]
+    kind, bound = objective(values), bounds[of]
     if kind == "dppo":
         if bounds["low"] != bounds["high"]:
             raise ConfigError(f"dppo has one bound for both directions, got {bounds['low']} and {bounds['high']}")
         return {"objective.delta": bound}
     usual = kind == "clipped" and bound == 0.2 and not is_given(values, f"{ACTOR}.clip_ratio", *names.values())
-    return {f"objective.clip_{side}": bound} if kind in ("clipped", "gspo", "gmpo", "cispo") and not usual else {}
+    return {f"objective.clip_{of}": bound} if kind in ("clipped", "gspo", "gmpo", "cispo") and not usual else {}
 
 
 def dual_clip(bound: float, values: Values) -> dict[str, Any]:
