@@ -100,7 +100,9 @@ class Dispatcher:
                 started.put(None)
             while self._do_orders():
                 self._hand_out()
-                self._announce()
+                for work in [work for work in self._awaited if work.complete]:
+                    self._awaited.remove(work)
+                    work.done.put(None)
                 self._turn()
             self.error = ValueError("the worker pool is closed")
         except BaseException as error:
@@ -131,11 +133,6 @@ class Dispatcher:
                 self._replace(slot)
             elif worker.ready and not worker.pending:
                 worker.give([self._waiting.popleft() for _ in range(min(chunk, len(self._waiting)))])
-
-    def _announce(self) -> None:
-        for work in [work for work in self._awaited if work.complete]:
-            self._awaited.remove(work)
-            work.done.put(None)
 
     def _turn(self) -> None:
         """Wait for an event, and handle it. A reply that has arrived counts, however late it is read."""
