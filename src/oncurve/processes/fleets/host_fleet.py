@@ -45,33 +45,33 @@ class HostFleet(Fleet):
 
 
 class _Process:
-    """A process that was started, as the fleet sees it. `pid` and `handle` are known once it has spoken."""
+    """A process that was started, as the fleet sees it.
+
+    to_send   pickled messages; None: there are no more
+    handle    known once it has spoken
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self.channel = Channel(end, SEND_SECONDS)
-        self._to_send = SimpleQueue[bytes | None]()
+        self.to_send = SimpleQueue[bytes | None]()
         self._sender = threading.Thread(target=self._send_all, daemon=True)  # the end of this process does not wait
         self._sender.start()
         self.handle: int | None = None
         self.closed_at: float | None = None
         self.how = ""
 
-    def send(self, data: bytes) -> None:
-        """Send a pickled message, soon; a channel that is shut down loses it, which its reader notices."""
-        self._to_send.put(data)
-
     def _send_all(self) -> None:
         with contextlib.suppress(ClosedError):
-            while (data := self._to_send.get()) is not None:
+            while (data := self.to_send.get()) is not None:
                 self.channel.send_pickled(data)
 
     def release(self) -> None:
         """Close what this process holds of it."""
         with contextlib.suppress(OSError):
             self.channel.end.shutdown(socket.SHUT_RDWR)  # a send that waits ends with an error
-        self._to_send.put(None)
+        self.to_send.put(None)
         self._sender.join(_END_SECONDS)
-        self.channel.close()
+        self.channel.end.close()
         if self.handle is not None:
             os.close(self.handle)
             self.handle = None
@@ -112,9 +112,9 @@ class _HostSpawner:
         return list(self._asked)
 
     def send(self, process: int, arguments: tuple[Any, ...], data: bytes) -> None:
-        """Send a call soon."""
+        """Send a call soon; a channel that is shut down loses it, which its reader notices."""
         if (found := self._processes.get(process)) is not None:
-            found.send(data)
+            found.to_send.put(data)
 
     def kill(self, number: int) -> None:
         """End a process at once, or do not fork it."""

@@ -120,10 +120,6 @@ class Channel:
             raise ClosedError("the other end is closed")
         return self._frames.feed(data)
 
-    def close(self) -> None:
-        """Close this end. Twice is allowed."""
-        self.end.close()
-
 
 def recipe_of(make: Callable[[], Any], gpu: str = "") -> dict[str, Any]:
     """Return what a process needs to call `make`, which is pickled at once.
