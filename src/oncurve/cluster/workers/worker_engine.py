@@ -286,7 +286,9 @@ class FleetEngine(EngineBase):
         for event in fleet.wait(seconds):
             call = self._calls.get(event.process)
             if isinstance(event, ProcessEnded):
-                self._lost(event)
+                self._has.pop(event.process, None)
+                self._measured["cluster/workers_restarted"] += 1
+                urgent(f"oncurve: a worker was lost: {event.cause}; the run goes on{self._bits}{event.consequence}")
             elif not isinstance(event, Replied) or call is None or call.number != event.number:
                 continue  # the weights were taken, or a worker has failed, whose end follows
             self._ended(event.process)
@@ -315,11 +317,6 @@ class FleetEngine(EngineBase):
             rollout.own.append(index)
         else:
             rollout.queue.appendleft(index)
-
-    def _lost(self, event: ProcessEnded) -> None:
-        self._has.pop(event.process, None)
-        self._measured["cluster/workers_restarted"] += 1
-        urgent(f"oncurve: a worker was lost: {event.cause}; the run goes on{self._bits}{event.consequence}")
 
     def _decode_here(self, rollout: Rollout, index: int) -> None:
         prompts, firsts = rollout.begin(index)
