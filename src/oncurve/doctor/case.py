@@ -133,13 +133,9 @@ class Case:
     def at_first(self, key: str) -> float | None:
         """Return the mean over the first steps; None where there are none, or where the last steps are among them."""
         values = [line[key] for line in self.opening if key in line]
-        apart = len(self.opening) == OPENING and self.step >= OPENING + self.span + self._begun
+        begun = int(self.opening[0].get("step", 1)) - 1 if self.opening else 0  # steps before a resumed run's first one
+        apart = len(self.opening) == OPENING and self.step >= OPENING + self.span + begun
         return statistics.fmean(values) if values and apart else None
-
-    @property
-    def _begun(self) -> int:
-        """The steps before the first one that is known: 0, or those before a resumed run's."""
-        return int(self.opening[0].get("step", 1)) - 1 if self.opening else 0
 
     def scored(self) -> Iterator[tuple[SampledGroup, list[tuple[Sample, float]]]]:
         """Return each group with its valid samples and their rewards."""
