@@ -253,8 +253,7 @@ class _Stage:
             return tensor.detach()  # the tensor itself would be held in a cycle for ever, where it is an output
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            hidden = self._model.completion_hidden(batch.prompts, batch.group_ids, batch.completion_ids, batch.lengths)
-            del hidden
+            self._model.completion_hidden(batch.prompts, batch.group_ids, batch.completion_ids, batch.lengths)
         return sum(kept.values())
 
     def _prompt(self, index: int, work: StepWork) -> Prompt:
