@@ -72,8 +72,7 @@ def _rows(data: Any, limit: int | None) -> Iterable[Any]:
 
 def _is_a(package: str, name: str, value: Any) -> bool:
     """Return whether `value` is an instance of a package's class; False where the package is not imported."""
-    module = sys.modules.get(package)
-    cls = getattr(module, name, None)
+    cls = getattr(sys.modules.get(package), name, None)
     return isinstance(cls, type) and isinstance(value, cls)
 
 
