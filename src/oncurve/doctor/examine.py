@@ -241,8 +241,7 @@ def diagnose(directory: Path) -> Diagnosis:
         and course.finding.level == "alarm"
         and explained.isdisjoint(FAMILIES[course.finding.rule])
     )
-    whole = Case(lines[-WINDOW:], settings=settings)
-    return Diagnosis(directory, last, present, past, record.damage, whole.early)
+    return Diagnosis(directory, last, present, past, record.damage, Case(lines[-WINDOW:], settings=settings).early)
 
 
 def _links(course: Course, record: RunRecord) -> tuple[str, ...]:
