@@ -105,12 +105,11 @@ def locate(path: str, base: Path | None = None) -> Any:
 def _import_module(name: str) -> types.ModuleType:
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and (name == missing or name.startswith(missing + ".")):
             fix = "for a file write 'path/to/file.py:name'; a package must be installed where oncurve runs"
             raise ConfigError(f"there is no module {name!r}; {fix}") from error
-        raise ConfigError(f"importing {name} failed: {_reason(error)}") from error
-    except (Exception, SystemExit) as error:
         raise ConfigError(f"importing {name} failed: {_reason(error)}") from error
 
 
