@@ -146,7 +146,7 @@ class Prompts:
         row, number = self.rows.items[index], self.rows.numbers[index]
         asked = filled_prompt(row, self.settings)
         try:
-            prompt = self._asked(number, asked, self.columns(index))
+            prompt = self._asked(number, asked, prompt_columns(row, self.settings))
             if self.longest is not None and len(prompt.ids) > self.longest:
                 prompt = replace(prompt, ids=prompt.ids[-self.longest :])
             if self.teacher is None:
@@ -154,10 +154,6 @@ class Prompts:
             return replace(prompt, teacher_ids=self._asked(number, fill(self.teacher, row), {}).ids)
         except ModelError as error:
             raise DataError(f"{self.rows.place(number)}: {error}") from error
-
-    def columns(self, index: int) -> dict[str, Any]:
-        """Return the columns of row `index` that its prompt carries, for rewards."""
-        return prompt_columns(self.rows.items[index], self.settings)
 
     def first(self, count: int | None) -> Prompts:
         """Return the first `count` prompts; all of them for None."""
