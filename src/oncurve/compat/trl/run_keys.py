@@ -45,10 +45,6 @@ class Sizes:
         """The updates per step, which TRL counts as steps."""
         return self.minibatches * self.passes
 
-    def steps(self, updates: int) -> int:
-        """Return the steps in which `updates` updates are made, rounded up."""
-        return math.ceil(updates / self.updates)
-
 
 def sizes(values: Values) -> Sizes:
     """Return the sizes of a run. Raises ConfigError: they do not divide, or contradict each other."""

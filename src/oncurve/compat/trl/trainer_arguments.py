@@ -253,7 +253,7 @@ def _rows(train: Any, args: GRPOConfig) -> dict[str, Any]:
     if args.max_steps <= 0:
         raise ConfigError("train_dataset: of an iterable data set the length is not known; give max_steps")
     found = sizes(args.values())
-    rows = list(islice(train, found.steps(args.max_steps) * found.prompts))
+    rows = list(islice(train, math.ceil(args.max_steps / found.updates) * found.prompts))
     return {"data.kind": "list", "data.rows": rows, "data.shuffle": False}
 
 
