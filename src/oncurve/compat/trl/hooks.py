@@ -91,13 +91,12 @@ def eval_loss(groups: Sequence[Group], run: Run) -> dict[str, float]:
 def _lengths(completions: Sequence[Completion]) -> dict[str, float]:
     lengths = [float(len(completion.ids)) for completion in completions]
     ended = [float(len(completion.ids)) for completion in completions if completion.ended != "length"]
-    cut = len(lengths) - len(ended)
     whole = ended or [0.0]
     return {
         "completions/mean_length": sum(lengths) / len(lengths),
         "completions/min_length": min(lengths),
         "completions/max_length": max(lengths),
-        "completions/clipped_ratio": cut / len(lengths),
+        "completions/clipped_ratio": (len(lengths) - len(ended)) / len(lengths),
         "completions/mean_terminated_length": sum(whole) / len(whole),
         "completions/min_terminated_length": min(whole),
         "completions/max_terminated_length": max(whole),
