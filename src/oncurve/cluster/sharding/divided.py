@@ -79,7 +79,7 @@ class Division:
 class Divided:
     """A model in shards.
 
-    model        computes within `run`
+    model        computes within `root.run`
     root         calls functions while the outermost parameters are whole
     parameters   the shards, by the names in the model's network, tied ones once
     """
@@ -99,10 +99,6 @@ class Divided:
     def shapes(self) -> dict[str, list[int]]:
         """The whole shape of each parameter."""
         return {name: list(parameter.shape) for name, parameter in self.parameters.items()}
-
-    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return `function(*arguments)`, which may use the model."""
-        return self.root.run(function, *arguments)
 
     def reshard(self) -> None:
         """Drop the outermost parameters, which a pass without a backward leaves whole."""

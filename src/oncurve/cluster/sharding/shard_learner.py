@@ -191,7 +191,7 @@ class ShardLearner(learner.LocalLearner):
         return learner.Accumulated(loss.cpu(), metrics)
 
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
-        loss: Tensor = self._policy.run(self._loss, micro, metrics)
+        loss: Tensor = self._policy.root.run(self._loss, micro, metrics)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -253,7 +253,7 @@ class ShardLearner(learner.LocalLearner):
         """Return what `compute` finds in each of this rank's micro-batches."""
         pieces = []
         for micro, own in part.micro_batches(self.budget.tokens):
-            computed = divided.run(compute, micro)
+            computed = divided.root.run(compute, micro)
             pieces += [computed] if own else []
         divided.reshard()
         return pieces
