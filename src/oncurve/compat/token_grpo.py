@@ -71,8 +71,7 @@ def settings_of(
             _refuse_unused(keys)
     # The preset "grpo" is the class defaults, written out: it chooses nothing.
     chosen = {key for name, keys in layers if name != "preset grpo" for key in keys}
-    left_out = [name for name in values if name not in said and SETTING_OF[name] not in chosen]
-    for name in left_out:
+    for name in (name for name in values if name not in said and SETTING_OF[name] not in chosen):
         section, _, key = SETTING_OF[name].partition(".")
         table = tables.setdefault(section, {})
         if isinstance(table, dict):
