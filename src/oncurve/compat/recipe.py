@@ -59,12 +59,11 @@ def _listed(title: str, lines: Sequence[Line]) -> list[str]:
 
 
 def _source(line: Line) -> str:
-    """Return the source of a setting: the tool's key and value, and how they differ."""
-    return _one_line(f"{line.source}: {line.key.note}" if line.key.note else line.source)
+    """Return the source of a setting, as a comment: the tool's key and value, and how they differ.
 
-
-def _one_line(text: str) -> str:
-    """Return the text of a comment: control characters, which TOML has no comments with, are escaped."""
+    Control characters, which TOML has no comments with, are escaped.
+    """
+    text = f"{line.source}: {line.key.note}" if line.key.note else line.source
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in " ".join(text.split()))
 
 
