@@ -45,15 +45,11 @@ class HostFleet(Fleet):
 
 
 class _Process:
-    """A process that was started, as the fleet sees it.
-
-    to_send   pickled messages; None: there are no more
-    handle    known once it has spoken
-    """
+    """A process that was started, as the fleet sees it. Its `handle` is known once it has spoken."""
 
     def __init__(self, end: socket.socket) -> None:
         self.channel = Channel(end, SEND_SECONDS)
-        self.to_send = SimpleQueue[bytes | None]()
+        self._to_send = SimpleQueue[bytes | None]()
         self._sender = threading.Thread(target=self._send_all, daemon=True)  # the end of this process does not wait
         self._sender.start()
         self.handle: int | None = None
@@ -62,14 +58,14 @@ class _Process:
 
     def _send_all(self) -> None:
         with contextlib.suppress(ClosedError):
-            while (data := self.to_send.get()) is not None:
+            while (data := self._to_send.get()) is not None:
                 self.channel.send_pickled(data)
 
     def release(self) -> None:
         """Close what this process holds of it."""
         with contextlib.suppress(OSError):
             self.channel.end.shutdown(socket.SHUT_RDWR)  # a send that waits ends with an error
-        self.to_send.put(None)
+        self._to_send.put(None)
         self._sender.join(_END_SECONDS)
         self.channel.end.close()
         if self.handle is not None:
@@ -114,7 +110,7 @@ class _HostSpawner:
     def send(self, process: int, arguments: tuple[Any, ...], data: bytes) -> None:
         """Send a call soon; a channel that is shut down loses it, which its reader notices."""
         if (found := self._processes.get(process)) is not None:
-            found.to_send.put(data)
+            found._to_send.put(data)
 
     def kill(self, number: int) -> None:
         """End a process at once, or do not fork it."""
