@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fakes.tables import table
 from oncurve.rewards import Exact, Numeric, Regex
 from oncurve.rewards.functions.answers import boxed, final_answer, marked_number
 from oncurve.rewards.functions.callables import Matcher
@@ -14,23 +15,7 @@ from oncurve.rewards.functions.math import Checker
 
 # Conventions conflict between sources. These cases do not fit ours; the key is suite and line (mathverify_cases) or
 # source project, kind and text (extraction_and_format_cases).
-OTHER_MATH_CONVENTIONS = {
-    (
-        "test_all::test_number_extraction",
-        71,
-    ): "a decimal comma; here 1,22 is a pair: commas group thousands or separate",
-    (
-        "test_all::test_latex_notation",
-        132,
-    ): "wants latex with line breaks in dollars refused; we read plain numbers too",
-    (
-        "test_all::test_latex_notation",
-        133,
-    ): "wants latex with line breaks in \\( \\) refused; we read plain numbers too",
-    ("test_all::test_complex_math_expressions", 586): "compares at a precision of two digits; ours is six",
-    ("test_all::test_complex_math_expressions", 605): "compares at a precision of two digits; ours is six",
-    ("test_strict::test_strict_variable_comparison", 8, False): "strict=False: variables matched by position",
-}
+OTHER_MATH_CONVENTIONS = {tuple(key): reason for *key, reason in table("answer_checkers", "math")}
 OTHER_TEXT_CONVENTIONS = {
     ("last_boxed", "answer: \\fbox{7}"): "returns the command with its content; ours is the content, 7",
     ("normalize_final_answer(Minerva/DAPO)", "a b c"): "removes an article in front; here it is a product a*b*c",

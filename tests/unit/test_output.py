@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pty
+import signal
 import subprocess
 import sys
 import tomllib
@@ -85,6 +86,25 @@ def test_a_stream_that_refuses_is_no_error(monkeypatch: pytest.MonkeyPatch, door
                 live.refresh()
         else:
             print("a line", file=output.Plain(sys.stdout), flush=True)
+
+
+def test_a_line_that_a_reader_does_not_take_is_dropped_once_the_run_is_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_hurried", False)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while os.write(writing, b"x" * 4096):
+            pass
+    os.set_blocking(writing, True)
+    before = signal.signal(signal.SIGALRM, lambda number, frame: output.hurry(frame))
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    stream = os.fdopen(writing, "w")
+    for _ in range(2):  # the first waits for the alarm
+        output.Plain(stream).write("a line\n")
+    signal.signal(signal.SIGALRM, before)
+    os.close(reading)
+    with suppress(OSError):  # what is left in its buffer
+        stream.close()
 
 
 def test_in_the_command_prints_logs_warnings_and_tracebacks_are_visible(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field
 from oncurve.base.errors import ConfigError
 from oncurve.base.paths import path_component
 from oncurve.components import Component, Impossible, unflagged
-from oncurve.processes import kind_of_fault, last_words
+from oncurve.processes import LateError, kind_of_fault, last_words
 from oncurve.processes.pool import WorkerPool, WorkerReply
 from oncurve.rewards.functions.callables import Accepts
 from oncurve.steps import splitter_of
@@ -209,7 +209,8 @@ def _reply(function: Callable[..., Any], *given: Any) -> WorkerReply:
     try:
         return WorkerReply(function(*given))
     except BaseException as error:  # user code may raise anything; the run goes on
-        if isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith("oncurve."):
+        ours = type(error).__module__.startswith("oncurve.") and not isinstance(error, LateError)
+        if ours or isinstance(error, KeyboardInterrupt):
             raise
         return WorkerReply(None, kind_of_fault(error), last_words(error))
 

@@ -16,6 +16,7 @@ import torch
 
 from fakes.deadly_engine import DeadlyEngine, order
 from fakes.interrupted_worker import InterruptedWorker
+from fakes.tables import table
 from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.base.errors import DataError, ModelError
 from oncurve.cluster import HostCluster, facts
@@ -109,15 +110,7 @@ def test_shards_are_a_function_of_the_batch_alone_and_have_every_prompt_once() -
 
 @pytest.mark.parametrize(
     ("action", "said", "limits"),
-    [
-        ("copying-flip", "the weights of version 1 have digest", {}),
-        ("weights", "were damaged", {}),
-        ("logprobs", "not finite numbers", {}),
-        ("copying-SIGKILL", "SIGKILL", {}),
-        ("copying-SIGSTOP", "silent for 3 seconds", {"silence_seconds": 3.0}),
-        ("SIGSTOP", "silent for 3 seconds", {"silence_seconds": 3.0}),
-        ("hang", "did not decode a shard within", {"wait_seconds": 20.0}),
-    ],
+    table("workers", "lost"),
 )
 def test_a_worker_that_is_lost_or_damaged_is_replaced_and_its_shard_is_decoded_again(
     orders: Path, action: str, said: str, limits: dict[str, float], monkeypatch: pytest.MonkeyPatch, capfd: Any

@@ -111,6 +111,15 @@ def test_a_lost_or_damaged_index_is_made_again_and_written(tmp_path: Path, harm:
     assert index_file.read_bytes() == content
 
 
+def test_a_file_that_was_cut_is_named_whenever_it_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path, 20)
+    path = RolloutFiles(tmp_path).path(3)
+    path.write_bytes(path.read_bytes()[:-20])
+    for _ in range(2):
+        assert 0 < len(RolloutIndex(tmp_path).rows(3)) < 20
+        assert f"{path} is damaged, " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("with_index", [True, False])
 def test_a_damaged_member_costs_its_own_groups_and_without_an_index_those_after_it(
     tmp_path: Path, with_index: bool, monkeypatch: pytest.MonkeyPatch

@@ -143,6 +143,16 @@ def test_a_late_call_of_an_async_function_disturbs_no_other(user_file: Path) -> 
     assert [score.reward for score in scores] == [1.0, 0.0, 2.0, 3.0]
     assert "no answer within 1 seconds (timeout_seconds)" in str(scores[1].fault)
 
+    async def here(completion: str) -> float:
+        if completion == "own":
+            raise TimeoutError(f"mine\nof {len(scores)}")
+        return await asyncio.sleep(1000 * (completion == "endless"), 1.0)
+
+    with RewardSet.build([{"function": here, "timeout_seconds": 1}]) as rewards:
+        _, late, own = rewards.score([group("a", "endless", "own")])[0].scores
+    assert str(late.fault).startswith("timeout: here: ")
+    assert own.fault == "exception: here: TimeoutError: mine"
+
 
 def test_all_async_calls_of_a_process_run_in_one_event_loop_beside_a_notebooks_which_an_exit_does_not_end() -> None:
     loops: list[object] = []

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from fakes import tables
 from fakes.scripted import ByteTokenizer, ScriptedModel, TableModel
 from fakes.tolerance import about
 from oncurve.base.errors import DataError, ModelError
@@ -102,17 +103,7 @@ def test_logits_that_are_not_finite_are_an_error():
         make_engine(TableModel(broken)).generate(make_prompts(0), draw=0)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"group_size": 0},
-        {"max_new_tokens": 0},
-        {"temperature": -1.0},
-        {"rows": 0},
-        {"stop": ("a", "")},
-        {"temprature": 1.0},
-    ],
-)
+@pytest.mark.parametrize("settings", tables.table("engine", "impossible"))
 def test_impossible_sampling_settings_are_refused(settings):
     with pytest.raises(ValueError):
         Sampling(**settings)

@@ -22,7 +22,7 @@ from oncurve import durable
 from oncurve.base.errors import ConfigError
 from oncurve.config import load_config
 from oncurve.metrics import METRICS
-from oncurve.report import RolloutFiles
+from oncurve.report import EvaluationFiles, RolloutFiles
 from oncurve.trainer import Checkpoints, Recorder, RolloutsSettings, TrainerState
 from oncurve.trainer.saving import recorder as module
 from oncurve.trainer.saving.recorder import Refusals
@@ -78,6 +78,16 @@ def train(run: Path, on_step: Callable[[int], None]) -> dict[int, float]:
     loop.train()
     loop.recorder.close()
     return seen
+
+
+def test_an_evaluation_waits_for_the_disk(tmp_path: Path, disk: FullDisk) -> None:
+    recorder, result = Recorder(tmp_path, TrainerState()), {"id": 7, "right": True}
+    disk.full = True
+    recorder.evaluation(0, [result])
+    disk.full = False
+    recorder.evaluation(3, [result])
+    recorder.close()
+    assert [EvaluationFiles(tmp_path).read(step) for step in (0, 3)] == [{7: result}, {7: result}]
 
 
 @pytest.mark.parametrize("seed", range(2))
