@@ -195,11 +195,7 @@ def finish(
         rewards = [line["reward/mean"] for line in earlier if "reward/mean" in line]
         with Progress(run.config.run.steps, console, rewards=rewards) as progress:
             run.trainer.on_start = started
-            shown = (
-                shown_by(progress, run),
-                shown_to(tracking, progress.say),
-            )
-            stopped = run.train(*observers, *shown, _reports_of(run))
+            stopped = run.train(*observers, shown_by(progress, run), shown_to(tracking, progress.say), _reports_of(run))
             run.check_kept()
     except BaseException as error:
         say(console, *tracking.close(None if isinstance(error, Exception) else 0))
