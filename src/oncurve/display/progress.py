@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -164,9 +163,7 @@ class Progress:
             self._open.enter_context(output.live(self._notices.append))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open.close()
         if self._live is not None:
             self._live.stop()
