@@ -271,10 +271,9 @@ def default_tables(config: Component, schema: Schema[Any] = RUN) -> dict[str, An
     """Return the tables, with nones, of a configuration that has components of the same kinds and all their keys at
     their defaults; a key without a default has its value.
     """
-    parts = {name: getattr(config, name) for name in schema.config.model_fields}
     defaults = {
         name: [_at_defaults(each) for each in part] if name == "rewards" else _at_defaults(part)
-        for name, part in parts.items()
+        for name, part in config
     }
     return to_tables(config.model_copy(update=defaults), schema, nones=True)
 
