@@ -141,7 +141,6 @@ class Progress:
         self._rewards = list(rewards)
         self._history: deque[Mapping[str, float]] = deque(maxlen=_STILL)
         self._accuracy: float | None = None
-        self._begun = False
         self._live: Live | None = None
         self._cell: Cell | None = None
         self._all: list[Mapping[str, float]] = []
@@ -223,8 +222,7 @@ class Progress:
 
     def _due(self, step: int) -> bool:
         every = -(-self.steps // PLAIN_LINES)
-        first, self._begun = not self._begun, True
-        return first or step % every == 0 or step == self.steps
+        return len(self._history) == 1 or step % every == 0 or step == self.steps
 
     def line(self) -> str:
         """Return the last step as one plain ASCII line."""
