@@ -185,11 +185,9 @@ def _assign(tables: dict[str, Any], path: tuple[str | int, ...], value: Any, sch
     elif len(keys) == 1:
         if not isinstance(tables.get(section, {}), Mapping):
             raise ConfigError(f"{section}: expected a table of settings, got {shown(tables[section])}")
-        table = dict(tables.get(section, {}))
-        tables[section] = {
-            **(_kept(sections.get(section), section, table, value) if keys == ("kind",) else table),
-            str(keys[0]): value,
-        }
+        table = tables.get(section, {})
+        kept = _kept(sections.get(section), section, table, value) if keys == ("kind",) else table
+        tables[section] = {**kept, str(keys[0]): value}
     else:
         key = ".".join(map(str, path))
         raise ConfigError(f"{key}: {schema.unknown(key)}")
