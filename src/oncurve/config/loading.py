@@ -185,11 +185,9 @@ def _assign(tables: dict[str, Any], path: tuple[str | int, ...], value: Any, sch
     elif len(keys) == 1:
         if not isinstance(tables.get(section, {}), Mapping):
             raise ConfigError(f"{section}: expected a table of settings, got {shown(tables[section])}")
-        table = dict(tables.get(section, {}))
-        tables[section] = {
-            **(_kept(sections.get(section), section, table, value) if keys == ("kind",) else table),
-            str(keys[0]): value,
-        }
+        table = tables.get(section, {})
+        kept = _kept(sections.get(section), section, table, value) if keys == ("kind",) else table
+        tables[section] = {**kept, str(keys[0]): value}
     else:
         key = ".".join(map(str, path))
         raise ConfigError(f"{key}: {schema.unknown(key)}")
@@ -271,10 +269,9 @@ def default_tables(config: Component, schema: Schema[Any] = RUN) -> dict[str, An
     """Return the tables, with nones, of a configuration that has components of the same kinds and all their keys at
     their defaults; a key without a default has its value.
     """
-    parts = {name: getattr(config, name) for name in schema.config.model_fields}
     defaults = {
         name: [_at_defaults(each) for each in part] if name == "rewards" else _at_defaults(part)
-        for name, part in parts.items()
+        for name, part in config
     }
     return to_tables(config.model_copy(update=defaults), schema, nones=True)
 

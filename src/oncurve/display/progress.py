@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -142,7 +141,6 @@ class Progress:
         self._rewards = list(rewards)
         self._history: deque[Mapping[str, float]] = deque(maxlen=_STILL)
         self._accuracy: float | None = None
-        self._begun = False
         self._live: Live | None = None
         self._cell: Cell | None = None
         self._all: list[Mapping[str, float]] = []
@@ -164,9 +162,7 @@ class Progress:
             self._open.enter_context(output.live(self._notices.append))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open.close()
         if self._live is not None:
             self._live.stop()
@@ -226,8 +222,7 @@ class Progress:
 
     def _due(self, step: int) -> bool:
         every = -(-self.steps // PLAIN_LINES)
-        first, self._begun = not self._begun, True
-        return first or step % every == 0 or step == self.steps
+        return len(self._history) == 1 or step % every == 0 or step == self.steps
 
     def line(self) -> str:
         """Return the last step as one plain ASCII line."""

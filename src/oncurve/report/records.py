@@ -185,11 +185,7 @@ def _metrics(path: Path, damage: list[str]) -> tuple[dict[str, float], ...]:
     except CheckpointError as error:
         damage.append(f"{error}; such lines are left out.")
         records = read_log(path, damaged=True)
-    numbers = (int, float)
-    return tuple(
-        {key: value for key, value in record.items() if isinstance(value, numbers) and not isinstance(value, bool)}
-        for record in records
-    )
+    return tuple({key: value for key, value in record.items() if type(value) in (int, float)} for record in records)
 
 
 def _object(path: Path, damage: list[str]) -> dict[str, Any]:

@@ -116,8 +116,7 @@ def record_at(lines: Sequence[bytes], line: int) -> dict[str, Any] | None:
 
 def texts_in(record: Mapping[str, Any]) -> Iterator[str]:
     """Return the texts of a group in which one looks for words: of the prompt, of completions and of their turns."""
-    parts = [record.get("prompt", {}), *record.get("completions", ())]
-    for part in parts:
+    for part in (record.get("prompt", {}), *record.get("completions", ())):
         yield from (str(each.get("text", "")) for each in (part, *(part.get("turns") or ())))
 
 
@@ -262,8 +261,7 @@ class EvaluationFiles:
     def read(self, step: int) -> dict[int, dict[str, Any]]:
         """Return the results by the problem's id. Raises RunDirectoryError: there are none, or they are damaged."""
         try:
-            found = json.loads(gzip.decompress(self.path(step).read_bytes()))
-            return {int(each["id"]): each for each in found}
+            return {int(each["id"]): each for each in json.loads(gzip.decompress(self.path(step).read_bytes()))}
         except (OSError, EOFError, zlib.error, ValueError, RecursionError, KeyError, TypeError) as error:
             if step in (known := self.steps()):
                 raise RunDirectoryError(f"{self.path(step)} is damaged ({error})") from error

@@ -6,6 +6,7 @@ A curve is numbers that a template can draw: points, ticks, a smoothed line; no 
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import jinja2
@@ -111,9 +112,7 @@ def smoothed(values: Sequence[float]) -> list[float]:
     reach = len(values) // 16 if len(values) > SPARSE else 0
     if reach == 0:
         return list(values)
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
+    sums = list(accumulate(values, initial=0.0))
     ends = [(max(0, i - reach), min(len(values), i + reach + 1)) for i in range(len(values))]
     return [(sums[end] - sums[start]) / (end - start) for start, end in ends]
 

@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from oncurve.run.commands.evaluation import check_rewards_of, evaluate_target, prompts_from
     from oncurve.run.commands.exporting import check_repository, export_run, push_export
     from oncurve.run.commands.reward_models import label_samples, load_reward_recipe, train_reward_model
-    from oncurve.run.continuing import continue_with
+    from oncurve.run.continuing import check_tracking, continue_with
     from oncurve.run.directory.folder import RunDirectory
     from oncurve.run.directory.listing import find_runs, list_runs, table_of
     from oncurve.run.loop import credit_of, order_of, trainer_config
     from oncurve.run.session import create_directory, finish, resume_any, train_or_resume, train_recipe
-    from oncurve.run.tracking import check_tracking
     from oncurve.run.trained import TrainedRun
 
 

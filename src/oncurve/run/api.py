@@ -31,10 +31,9 @@ from oncurve.run.arguments import (
     reward_arguments,
 )
 from oncurve.run.assembly import Overrides, Run, assemble
-from oncurve.run.continuing import Returns, continued, open_to_resume, resumed_config
+from oncurve.run.continuing import Returns, check_tracking, continued, open_to_resume, resumed_config
 from oncurve.run.directory.folder import RunDirectory, if_it_fails
 from oncurve.run.session import call_to_go_on, create_directory, finish, warm_up
-from oncurve.run.tracking import check_tracking
 from oncurve.run.trained import TrainedRun
 from oncurve.trainer import StepResult
 

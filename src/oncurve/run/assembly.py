@@ -282,10 +282,9 @@ def assemble(
         if given.model is None:
             model, lora = (config.model, config.lora) if start is None else begun_at(config, start)
             loaded = model.build(masters=True, lora=lora, seed=config.run.seed)
+            config = config.model_copy(update={"model": config.model.on_this_machine()})
         else:
             loaded = adapted(given.model, config.lora, config.run.seed)
-        if given.model is None:
-            config = config.model_copy(update={"model": config.model.on_this_machine()})
         run = _build_run(config, loaded, given, rewards, rows, eval_rows, shown, host)
         _add_reward_model(run, base)
         return run

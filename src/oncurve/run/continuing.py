@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from oncurve.base.errors import CheckpointError, LostStateError, command, refuse
+from oncurve.base.errors import CheckpointError, ConfigError, LostStateError, command, refuse
 from oncurve.base.imports import trusting
 from oncurve.base.output import urgent
 from oncurve.config import RUN, RunConfig, brought_by, load_config, to_tables, to_toml
@@ -30,7 +30,7 @@ from oncurve.run.directory.identity import (
     steps_done,
     take_up,
 )
-from oncurve.run.tracking import check_tracking
+from oncurve.tracking import trackers
 
 RETURNS = 3
 """How often a run goes back without a newer checkpoint than the last time. Then the loss ends it."""
@@ -199,6 +199,12 @@ def resumed_config(
         return before, before, base
     now, _ = load_config(directory, words, settings={**(given or {}), **(settings or {})})
     return before, now, base
+
+
+def check_tracking(config: RunConfig, kept: bool = True) -> None:
+    """Raises ConfigError for trackers that cannot work here. `kept`: whether the run has a directory."""
+    if trackers(config.tracking) and not kept:
+        raise ConfigError("tracking.to: trackers follow the log in a run directory; name one: out='runs/mine'")
 
 
 def open_to_resume(directory: Path, before: RunConfig, now: RunConfig, base: Path, changed: bool = False) -> Resumption:

@@ -26,6 +26,7 @@ from oncurve.run.arguments import free_directory, run_name
 from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.run.continuing import (
     Returns,
+    check_tracking,
     continued,
     identity_of,
     open_to_resume,
@@ -34,7 +35,7 @@ from oncurve.run.continuing import (
     worth_saying,
 )
 from oncurve.run.directory.folder import CONFIG, ROWS, SFT, SFT_ROWS, RunDirectory
-from oncurve.run.tracking import check_tracking, shown_to, track
+from oncurve.tracking import Follower, TrackedRun, Tracking, trackers
 from oncurve.trainer import StepResult
 
 
@@ -195,11 +196,7 @@ def finish(
         rewards = [line["reward/mean"] for line in earlier if "reward/mean" in line]
         with Progress(run.config.run.steps, console, rewards=rewards) as progress:
             run.trainer.on_start = started
-            shown = (
-                shown_by(progress, run),
-                shown_to(tracking, progress.say),
-            )
-            stopped = run.train(*observers, *shown, _reports_of(run))
+            stopped = run.train(*observers, shown_by(progress, run), shown_to(tracking, progress.say), _reports_of(run))
             run.check_kept()
     except BaseException as error:
         say(console, *tracking.close(None if isinstance(error, Exception) else 0))
@@ -311,6 +308,34 @@ def call_to_go_on(path: Path, config: RunConfig, given: Overrides) -> tuple[str,
         *(name for name, key in (("environment", "classes"), ("tools", "functions")) if in_memory.get(key)),
     ]
     return f"oncurve.resume({', '.join([repr(str(path)), *(f'{name}={name}' for name in objects)])})", objects
+
+
+def track(run: Run) -> Tracking:
+    """Begin the trackers that the settings name; none where the run has no directory. Returns at once."""
+    settings, directory = run.config.tracking, run.directory
+    if directory is None or not settings.to:
+        return Tracking(settings)
+    told = TrackedRun(
+        id=(directory.identity() or {}).get("id", directory.path.resolve().name),
+        name=settings.name or run.config.run.name or directory.path.resolve().name,
+        config=to_tables(run.config),
+        folder=directory.path,
+        step=run.trainer.state.step,
+        settings=settings,
+    )
+    log = directory.path / "metrics.jsonl"
+    return Tracking(settings, [Follower(name, make, told, log) for name, make in trackers(settings).items()])
+
+
+def shown_to(tracking: Tracking, say: Callable[[str], None]) -> Callable[[StepResult], None]:
+    """Return an observer that gives each step to the trackers, and prints their news."""
+
+    def observe(result: StepResult) -> None:
+        tracking.recorded(result.step, result.groups, result.advantages)
+        for line in tracking.news():
+            say(line)
+
+    return observe
 
 
 def _reports_of(run: Run) -> Callable[[StepResult], None]:

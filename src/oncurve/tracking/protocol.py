@@ -107,16 +107,12 @@ class Tracker(Protocol):
         Steps after `run.step` come again. A tracker that can take points back removes those that it has of them and
         returns at most `run.step`; of another these points stay, and the steps are not shown twice.
         """
-        ...
 
     def groups(self, step: int, rows: Sequence[CompletionRow]) -> None:
         """A table of completions of `step`, before the metrics of that step."""
-        ...
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of `step`, by their names in `metrics.jsonl`. Then the step is shown."""
-        ...
 
     def close(self) -> None:
         """Write everything that was shown, and close. Also called after `begin` failed."""
-        ...

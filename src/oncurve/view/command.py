@@ -88,11 +88,10 @@ def _answers(library: Library, steps: Sequence[int] | None) -> Iterator[tuple[st
 
 
 def _whole_metrics(library: Library, run: str) -> dict[str, Any]:
-    found = library.metrics(run)
-    lines, more = found["lines"], found["more"]
-    while more:
+    found, lines = dict[str, Any](to=0, more=True), list[dict[str, float]]()
+    while found["more"]:
         found = library.metrics(run, found["to"])
-        lines, more = lines + found["lines"], found["more"]
+        lines += found["lines"]
     return {"from": 0, "to": 0, "more": False, "lines": lines}
 
 

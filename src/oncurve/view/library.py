@@ -252,8 +252,7 @@ class Library:
 
     @staticmethod
     def _stamp(path: Path) -> str:
-        held = durable.is_held(path / ".lock")
-        found = [str(int(held))]
+        found = [str(int(durable.is_held(path / ".lock")))]
         for name in (*FILES, *FOLDERS, "model/manifest.json"):
             try:
                 about = (path / name).stat()

@@ -11,7 +11,7 @@ import pytest
 from fakes.tables import table
 from oncurve.base.errors import ConfigError
 from oncurve.config import load_config
-from oncurve.run.tracking import check_tracking
+from oncurve.run import check_tracking
 from oncurve.tracking import TRACKER_KINDS, CompletionRow, TrackedRun, TrackingSettings, kinds
 from oncurve.tracking.follower import Follower
 from oncurve.tracking.tensorboard import FOLDER

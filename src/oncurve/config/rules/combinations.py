@@ -165,16 +165,9 @@ def check_config(config: RunConfig) -> None:
     for index, reward in enumerate(config.rewards):
         with noted(broken, f"rewards.{index}."):
             reward.for_lengths(config.rollout.max_new_tokens)
-    refuse([*broken, *_wrong_template(config), *_wrong_best(config)])
-
-
-def _wrong_template(config: RunConfig) -> list[str]:
-    """Return a line where the teacher's template is none, or has a column that the data does not have."""
-    teacher = teacher_of(config.advantage)
-    if teacher is None or teacher.template is None:
-        return []
-    wrong = config.data.wrong_template("advantage.template", teacher.template)
-    return [] if wrong is None else [wrong]
+    taught = getattr(teacher_of(config.advantage), "template", None)
+    wrong = None if taught is None else config.data.wrong_template("advantage.template", taught)
+    refuse([*broken, *([] if wrong is None else [wrong]), *_wrong_best(config)])
 
 
 def measured(config: RunConfig) -> list[str]:

@@ -22,7 +22,6 @@ from oncurve.report import rendered
 from oncurve.rewards import RewardSet, Trial
 from oncurve.run.building import first_episode, host_of, read_tokenizer
 
-SHOWN = 3
 SHOWN_CHARACTERS = 1500
 GENERATED = 1000
 """Rows of a generated source that are looked at."""
@@ -181,7 +180,7 @@ def _lengths(prompts: Prompts, limit: int | None) -> dict[str, Any]:
 def _shown(prompts: Prompts | None, rows: Rows, config: RunConfig) -> Iterable[tuple[str, int | None, str]]:
     """Place, tokens and text of the first, the middle and the last prompt, as the model reads them."""
     own = rows if prompts is None else prompts.rows
-    for index in sorted({0, len(own) // 2, len(own) - 1})[:SHOWN]:
+    for index in sorted({0, len(own) // 2, len(own) - 1}):
         place = own.place(own.numbers[index])
         if prompts is None or prompts.tokenizer is None:
             column = own.items[index].get(config.data.prompt_column) if config.data.template is None else None

@@ -165,9 +165,7 @@ def prompts_from(run: Run, rows: Any) -> Prompts:
 
     Raises DataError, with the row's place, as of the run's held-out rows.
     """
-    settings = run.config.data
-    given = {name: getattr(settings, name) for name in type(settings).model_fields}
-    settings = type(settings)(**{**given, "eval_rows": rows})
+    settings = type(run.config.data)(**{**dict(run.config.data), "eval_rows": rows})
     held_out = load_eval_rows(settings)
     check_columns(run.rewards, settings, held_out)
     prompts = opened(held_out, run.config.model_copy(update={"data": settings}), run.loaded)

@@ -284,6 +284,5 @@ def _groups(run: Run, config: RunConfig, prompts: int) -> Iterator[list[Group]]:
     order, cursor, draw = order_of(config, run.prompts), 0, 0
     while cursor < prompts:
         taken, cursor = order.take(cursor, min(config.data.prompts_per_step, prompts - cursor))
-        groups = sample(run.engine, taken, draw, config.rollout.group_size)
-        yield run.rewards.score(groups)
+        yield run.rewards.score(sample(run.engine, taken, draw, config.rollout.group_size))
         draw += 1

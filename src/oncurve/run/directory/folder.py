@@ -26,6 +26,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -255,11 +256,8 @@ class RunDirectory(Closing):
 
 def _free(path: Path) -> Path:
     """Return the first of `name.toml`, `name-2.toml` and so on that does not exist."""
-    number, found = 1, path
-    while found.exists():
-        number += 1
-        found = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return found
+    others = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(2))
+    return next(each for each in chain([path], others) if not each.exists())
 
 
 def _is_beginning(path: Path) -> bool:

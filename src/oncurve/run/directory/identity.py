@@ -106,7 +106,8 @@ def compare(
     younger = {key: default for key, default in defaults.items() if key not in known}
     was = _with_younger(before.get("settings", {}), is_now, younger)
     for key in sorted({*was, *is_now}):
-        if was.get(key) == is_now.get(key) or _same_numbers(key, was.get(key), is_now.get(key)):
+        same_numbers = RESUME["same_numbers"].get(key, ())
+        if was.get(key) == is_now.get(key) or (was.get(key) in same_numbers and is_now.get(key) in same_numbers):
             continue
         if key in before.get("files", {}) and not _is_code(was.get(key)) and key not in now["files"]:
             was = {**was, key: before["files"][key]["path"]}
@@ -132,11 +133,6 @@ def _with_younger(was: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapp
         elif all(isinstance(table, Mapping) for table in (was.get(key), value, defaults.get(key))):
             found[key] = _with_younger(was[key], value, defaults[key])
     return found
-
-
-def _same_numbers(key: str, was: Any, now: Any) -> bool:
-    values = RESUME["same_numbers"].get(key, ())
-    return was in values and now in values
 
 
 def take_up(
