@@ -95,9 +95,7 @@ def test_the_live_line_is_redrawn_in_colour_and_stays_at_the_end() -> None:
         progress.say("[bold]a word[/bold]")
         progress.step(step(2, **{"eval/accuracy": 0.625}))
     text = printed(console)
-    assert "\x1b[" in text
-    assert "[bold]a word[/bold]" in text
-    assert "▁" in text
+    assert [words for words in table("display", "shown_c") if words not in text] == []
     last = letters(text[text.rindex("step ") :])
     assert "2/2" in last
     assert "accuracy 62%" in last
@@ -133,9 +131,7 @@ def test_a_group_in_plain_lines_is_ranked_and_worked_out() -> None:
     rows = [line.strip() for line in text.splitlines()]
     assert rows[1:3] == ["One group of step 3", r"What is 7*8?\x1b[2J"]
     assert rows[5] == "1.00      +1.50  7*8=56 | #### 56"
-    assert "0.00      -0.50  7*8=54 | #### 54 (cut off)" in rows
-    assert r"0.00      -0.50  [red]no[/red]\x1b[31m" in rows
-    assert "(1 - 0.25) / 0.50 = +1.50" in rows
+    assert [words for words in table("display", "shown_b") if words not in rows] == []
     assert "divided by 4 - 1 = 3: 4 are a sample" in " ".join(rows)
     assert "(0 - 0.25) / 0.50 = -0.50" in rows
 
@@ -144,9 +140,7 @@ def test_a_group_on_a_terminal_is_coloured_by_advantage() -> None:
     console = terminal()
     show_group(console, group(), ADVANTAGES, "One group")
     text = printed(console)
-    assert "\x1b[36m7*8=56 ⏎ #### 56" in text
-    assert "[red]no[/red]" in text
-    assert "more likely" in text
+    assert [words for words in table("display", "shown_a") if words not in text] == []
 
 
 def test_before_and_after() -> None:

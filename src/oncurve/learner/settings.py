@@ -62,7 +62,8 @@ class LearnerSettings(Component):
     policy before that update, is above this; none: make all of them."""
 
     tokens_per_micro_batch: int = Field(default=16384, ge=1, le=10**9)
-    """Tokens (each prompt once per group) of one forward and backward pass. Halved for the rest of the run whenever a
+    """The most tokens (each prompt once per group) of one forward and backward pass. On a CPU a pass has no more than
+    2048, or 16 prompts where that is more: larger ones are no faster there. Halved for the rest of the run whenever a
     GPU runs out of memory."""
 
     gradient_checkpointing: bool = False

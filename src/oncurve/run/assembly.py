@@ -181,7 +181,7 @@ class Run(Closing):
     def save_model(self, path: Path) -> None:
         """Write the policy in Hugging Face form, from the full-precision masters, with its model card."""
         self.learner.export(path)
-        write_card(path, self.config, None if self.directory is None else self.directory.path)
+        write_card(path, self.config, None if self.directory is None else self.directory.path, self.trainer.state.step)
 
     def open_directory(self, directory: RunDirectory, identity: Mapping[str, Any] | None = None) -> None:
         """Write into `directory` from now on: checkpoints, which name the run they are of, and what steps leave."""

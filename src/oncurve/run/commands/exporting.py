@@ -25,7 +25,7 @@ from oncurve.machine.threads import prepare_process
 from oncurve.models.loading import ADAPTER, offline
 from oncurve.report import EvaluationFiles, rendered
 from oncurve.run.building import build_learner
-from oncurve.run.directory.folder import CONFIG, RunDirectory
+from oncurve.run.directory.folder import CONFIG, HISTORY, RunDirectory
 from oncurve.trainer import Checkpoints, FoundCheckpoint
 
 CARD = "README.md"
@@ -33,15 +33,16 @@ SHOWN: dict[str, Any] = tomllib.loads((Path(__file__).parents[1] / "card.toml").
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def write_card(folder: Path, config: RunConfig, run: Path | None) -> None:
-    """Write `folder/README.md` for the policy in it, which `config` trained; `run`: the run's directory, if it has one.
+def write_card(folder: Path, config: RunConfig, run: Path | None, step: int) -> None:
+    """Write `folder/README.md` for the policy in it, which `config` trained for so many steps; `run`: the run's
+    directory, if it has one.
 
     Raises StorageError.
     """
-    write_file(folder / CARD, f"{card(config, run)}\n".encode("utf-8", "replace"))
+    write_file(folder / CARD, f"{card(config, run, step)}\n".encode("utf-8", "replace"))
 
 
-def card(config: RunConfig, run: Path | None) -> str:
+def card(config: RunConfig, run: Path | None, step: int) -> str:
     """Return the card as Markdown with the hub's metadata. It holds no path of this machine, only names of files."""
     from huggingface_hub import ModelCardData
 
@@ -57,14 +58,16 @@ def card(config: RunConfig, run: Path | None) -> str:
     settings = {f"{name}.{key}": value for name in tables.keys() - {"rewards"} for key, value in tables[name].items()}
     log = run / "metrics.jsonl" if run is not None else None
     lines = read_log(log, damaged=True) if log is not None and log.is_file() else []
-    means = [line["reward/mean"] for line in lines if "reward/mean" in line]
+    means = [line["reward/mean"] for line in lines if "reward/mean" in line and line["step"] <= step]
     return rendered(
         "model_card.md.j2",
         about=data.to_yaml(),
         name=config.run.name or (run.resolve().name if run is not None else "policy"),
         base=_name(base),
         version=version("oncurve"),
-        accuracy=list(_accuracy(run)) if run is not None else [],
+        step=step,
+        others=sorted(int(file.stem[7:]) for file in (run / HISTORY).glob("config-*.toml")) if run is not None else [],
+        accuracy=list(_accuracy(run, step)) if run is not None else [],
         objective=explain(config).partition("\n")[0],
         rewards=[", ".join(f"{key} = {_shown(value)}" for key, value in each.items()) for each in tables["rewards"]],
         files=list(_data(run)) if run is not None else [],
@@ -75,10 +78,10 @@ def card(config: RunConfig, run: Path | None) -> str:
     )
 
 
-def _accuracy(run: Path) -> Iterator[tuple[int, Interval, int]]:
-    """Yield step, accuracy and number of held-out problems, of the first evaluation and the last."""
+def _accuracy(run: Path, last: int) -> Iterator[tuple[int, Interval, int]]:
+    """Yield step, accuracy and number of held-out problems, of the first evaluation and the last up to a step."""
     files = EvaluationFiles(run)
-    steps = files.steps()
+    steps = [step for step in files.steps() if step <= last]
     for step in dict.fromkeys((*steps[:1], *steps[-1:])):
         with suppress(RunDirectoryError):
             verdicts = [each["right"] for each in files.read(step).values() if each["right"] is not None]
@@ -232,7 +235,7 @@ def _export(config: RunConfig, found: FoundCheckpoint, step: int, out: Path, ada
         made = aside / out.name
         try:
             learner.export(made)
-            write_card(made, config, found.path.parent.parent)
+            write_card(made, config, found.path.parent.parent, step)
             if adapter:
                 files = [path for path in (made / ADAPTER).iterdir() if path.name != durable.MANIFEST]
                 durable.write_directory(made, {path.name: path.read_bytes() for path in (*files, made / CARD)})

@@ -128,7 +128,7 @@ class RunDirectory(Closing):
 
         `go_on` continues a run that is there; None: the command `oncurve resume`.
         """
-        if durable.is_held(path / LOCK):
+        if durable.is_held(usable_path(path, "--out") / LOCK):
             raise RunDirectoryError(f"{path} is in use by another oncurve run. Wait for it, or choose another --out.")
         RunDirectory._check_place(path, go_on)
 
