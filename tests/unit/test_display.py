@@ -84,7 +84,7 @@ def test_plain_progress_is_one_ascii_line_a_step() -> None:
     )
     assert "accuracy 50%" in lines[1]
     assert "left 0:02" in lines[1]
-    assert "accuracy 50%" in lines[2]
+    assert "accuracy 50% (step 2)" in lines[2]
     assert len(lines) == 3
 
 

@@ -140,7 +140,7 @@ class Progress:
         self._starting = True  # until the second step: the first also has what is done once, like starting processes
         self._rewards = list(rewards)
         self._history: deque[Mapping[str, float]] = deque(maxlen=_STILL)
-        self._accuracy: float | None = None
+        self._accuracy: tuple[str, float] | None = None  # and the step after which it was measured
         self._live: Live | None = None
         self._cell: Cell | None = None
         self._all: list[Mapping[str, float]] = []
@@ -194,7 +194,8 @@ class Progress:
         self._history.append(metrics)
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
-        self._accuracy = metrics.get("eval/accuracy", self._accuracy)
+        if "eval/accuracy" in metrics:
+            self._accuracy = share(metrics["eval/accuracy"]), metrics["step"]
         if self._cell is not None:
             self._all.append(metrics)
             if self._now() - self._drawn >= REDRAW_SECONDS:
@@ -255,7 +256,8 @@ class Progress:
         elif "policy/objective_loss" in metrics and "policy/teacher_kl" not in metrics:
             found.append(("loss", short(metrics["policy/objective_loss"], zeros=True)))
         if self._accuracy is not None:
-            found.append(("accuracy", share(self._accuracy)))
+            accuracy, measured = self._accuracy
+            found.append(("accuracy", accuracy + f" (step {measured:g})" * (measured != metrics["step"])))
         shown = metrics.keys() - ({"groups/constant"} if no_gradient else ())
         for key, label, words in FIELDS:
             if key in shown and (metrics[key] or key not in TROUBLE):
