@@ -27,7 +27,7 @@ from oncurve.advantages.passk import PassKAdvantage, passk_advantages
 from oncurve.advantages.process import ProcessAdvantage, process_advantages
 from oncurve.advantages.reinforce_pp import ReinforcePPAdvantage, ReinforcePPBaselineAdvantage
 from oncurve.advantages.rloo import RLOOAdvantage, rloo_advantages
-from oncurve.components import Component, lacking, misstated, nested_in, stated, unflagged
+from oncurve.components import Component, lacking, misstated, nested_in, stated, uncallable, unflagged
 
 ADVANTAGE_NEEDS = frozenset({"siblings", "values", "steps", "components", "nonnegative", "teacher", "demonstrations"})
 """All that an advantage can need."""
@@ -91,6 +91,7 @@ def check_advantage(advantage: object) -> str | None:
             "needs, 1 or more"
         )
     problems = [
+        uncallable(advantage, "batch"),
         misstated(f"{name}.needs", needs_of(advantage), ADVANTAGE_NEEDS),
         unflagged(advantage, ("reads_rewards",)),
         *(check_advantage(part) for part in nested_in(advantage)),

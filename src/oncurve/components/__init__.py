@@ -10,6 +10,7 @@ from oncurve.components.capabilities import (
     lacking,
     rules_of,
     stated,
+    uncallable,
     unflagged,
 )
 from oncurve.components.spec import (

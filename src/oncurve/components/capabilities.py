@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from inspect import getattr_static
+from inspect import getattr_static, signature
 from typing import TYPE_CHECKING, Any
 
 from oncurve.base.errors import ConfigError
@@ -104,6 +104,16 @@ def lacking(component: object, names: Iterable[str], what: str) -> str | None:
     found = [name for name in names if getattr_static(component, name, None) is not None or hasattr(component, name)]
     missing = [name for name in names if name not in found]
     return f"{type(component).__name__} lacks {' and '.join(missing)}, so it is no {what}" if missing else None
+
+
+def uncallable(component: Any, *arguments: str) -> str | None:
+    """Return what is wrong with a component whose `__call__` is given these arguments in their order, or None."""
+    try:
+        signature(component).bind(*arguments)
+    except TypeError as error:
+        given = f"({', '.join(arguments)})"
+        return f"{type(component).__name__}.__call__ is given {given}, which it does not take: {error}"
+    return None
 
 
 def unflagged(component: object, flags: Iterable[str]) -> str | None:

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from oncurve.base.errors import ConfigError
-from oncurve.components import check_per_token, lacking, misstated, stated, unflagged
+from oncurve.components import check_per_token, lacking, misstated, stated, uncallable, unflagged
 from oncurve.metrics import declared
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
@@ -81,7 +81,11 @@ def check_objective(objective: object) -> str | None:
         return lacks
     needs: object = getattr(objective, "needs", None)
     flags = ("zero_gradient_at_zero_advantage", "reads_reference", "importance_ratio", "corrects_for_sampler")
-    return misstated(f"{type(objective).__name__}.needs", needs, OBJECTIVE_NEEDS) or unflagged(objective, flags)
+    return (
+        uncallable(objective, "stats", "batch")
+        or misstated(f"{type(objective).__name__}.needs", needs, OBJECTIVE_NEEDS)
+        or unflagged(objective, flags)
+    )
 
 
 def objective_loss(objective: Objective, stats: TokenStats, batch: TrainBatch) -> TokenLoss:

@@ -86,6 +86,10 @@ class NoCount(Values):
     min_valid_completions: ClassVar[float] = 2.5
 
 
+class TwoMore(Values):
+    def __call__(self, batch, step, more): ...
+
+
 OWN = {"critic": {"kind": "own"}}
 IN_REWARD = {"kl": {"where": "reward", "coef": 0.1}}
 EXACT = {"rewards": [{"kind": "exact"}]}
@@ -114,6 +118,7 @@ ALONE = {"rollout": {"group_size": 1}}
         ),
         (AString, {}, "advantage.kind: AString.needs must be a frozenset of names"),
         (NoCount, {}, "advantage.kind: NoCount.min_valid_completions is 2.5"),
+        (TwoMore, {}, "advantage.kind: TwoMore.__call__ is given (batch), which it does not take: missing a"),
     ],
 )
 def test_an_advantage_from_elsewhere_is_checked_by_what_it_states(
