@@ -1,21 +1,25 @@
 """A training step on this processor next to its limit, phase by phase, in processor seconds of one thread.
 
-    python -m bench.single.step ["6.5M fixed"] [--dtype float32] [--steps 4]
+    python -m bench.single.step ["6.5M fixed"] [--dtype float32] [--steps 4] [--tokens 2048]
 
 The step is that of `make bench`, without another system next to it. The limit (`bench/compare/counting.py`) takes the
 speed of products and of memory, which is measured before every step in the same process. Other programs count little in
 processor seconds, so this can be measured on a machine that is not free; with one thread, a run's own threads neither.
+`--tokens` are those of a pass (`oncurve.batching.ENOUGH`); `peak GB` is the largest resident set of a step
+(Linux).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import time
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +29,7 @@ from bench.compare.counting import ideal_seconds, work_of
 from bench.compare.roofline import gemm_flops, memory
 from bench.models import SIZES
 from bench.systems.ours import build_run
+from oncurve import batching
 
 __all__ = ["main", "measure"]
 
@@ -48,13 +53,17 @@ def measure(cell: str, dtype: torch.dtype, steps: int) -> dict[str, Any]:
             for each in taken.values():
                 each.clear()
             speed, read = gemm_flops(size, dtype, time.thread_time), memory(time.thread_time)["read"]
+            Path("/proc/self/clear_refs").write_text("5")  # what the limit took is no part of the peak
             run.trainer.step()
+            peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+            shares["peak GB"].append(int(peak[1]) / 1e6 if peak else 0.0)
             ideal = ideal_seconds(size, work_of(case, number), speed, read, dtype.itemsize)
             least = {**vars(ideal), "step": ideal.step, "rollout": ideal.prefill + ideal.decode}
             for phase in parts:
                 shares[phase].append(least[phase] / sum(taken[phase]) if taken[phase] else 0.0)
                 shares[f"{phase} seconds"].append(sum(taken[phase]))
-    return {"cell": cell, "dtype": name, **{key: round(statistics.median(each), 3) for key, each in shares.items()}}
+    found = {key: round(statistics.median(each), 3) for key, each in shares.items()}
+    return {"cell": cell, "dtype": name, "tokens": batching.ENOUGH, **found}
 
 
 def _timed(work: Any, into: list[float]) -> Any:
@@ -73,8 +82,10 @@ def main() -> int:
     parser.add_argument("cell", nargs="?", default="6.5M fixed", choices=list(CELLS))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=batching.ENOUGH)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    batching.ENOUGH = given.tokens
     print(json.dumps(measure(given.cell, getattr(torch, given.dtype), given.steps)))
     return 0
 

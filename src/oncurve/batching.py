@@ -26,7 +26,7 @@ calls, 0.15 to 0.23 s, whatever it holds (docs/gpu.md)."""
 
 ENOUGH = 2048
 """Tokens of a piece on a CPU, unless its prompts are longer than a sixteenth: with 4,500 an update of 6.5M takes a
-tenth longer, one of 38M as long, and both a third to a half more memory."""
+tenth longer, one of 38M as long, and the process 1.5 and 1.9 times the memory (docs/performance.md)."""
 
 Batch = TypeVar("Batch", bound=TrainBatch)
 
