@@ -100,7 +100,7 @@ def test_a_line_that_a_reader_does_not_take_is_dropped_once_the_run_is_to_end(mo
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     stream = os.fdopen(writing, "w")
     for _ in range(2):  # the first waits for the alarm
-        output.Plain(stream).write("a line\n")
+        assert output.Plain(stream).write("a line\n") == len("a line\n")
     signal.signal(signal.SIGALRM, before)
     os.close(reading)
     with suppress(OSError):  # what is left in its buffer
