@@ -137,18 +137,18 @@ def test_the_calls_of_an_async_function_wait_next_to_each_other(user_file: Path)
 
 
 def test_a_late_call_of_an_async_function_disturbs_no_other(user_file: Path) -> None:
-    table = {"path": "mine.py:endless", "processes": 1, "timeout_seconds": 1}
+    table = {"path": "mine.py:endless", "processes": 1, "timeout_seconds": 3}
     with RewardSet.build([table], base=user_file.parent) as rewards:
         scores = [*rewards.score([group("a", "endless", "b")])[0].scores, *rewards.score([group("c")])[0].scores]
     assert [score.reward for score in scores] == [1.0, 0.0, 2.0, 3.0]
-    assert "no answer within 1 seconds (timeout_seconds)" in str(scores[1].fault)
+    assert "no answer within 3 seconds (timeout_seconds)" in str(scores[1].fault)
 
     async def here(completion: str) -> float:
         if completion == "own":
             raise TimeoutError(f"mine\nof {len(scores)}")
         return await asyncio.sleep(1000 * (completion == "endless"), 1.0)
 
-    with RewardSet.build([{"function": here, "timeout_seconds": 1}]) as rewards:
+    with RewardSet.build([{"function": here, "timeout_seconds": 3}]) as rewards:
         _, late, own = rewards.score([group("a", "endless", "own")])[0].scores
     assert str(late.fault).startswith("timeout: here: ")
     assert own.fault == "exception: here: TimeoutError: mine"
