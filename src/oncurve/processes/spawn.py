@@ -203,8 +203,8 @@ def kind_of_fault(error: BaseException) -> str:
 
 
 def last_words(error: BaseException) -> str:
-    """Return the traceback from where user code begins; a mistake in the settings is its message alone."""
-    if type(error).__module__ == "oncurve.base.errors":
+    """Return the traceback from where user code begins; a mistake in the settings, or a limit, is its message alone."""
+    if type(error).__module__ == "oncurve.base.errors" or isinstance(error, LateError):
         return str(error)
     try:
         trace = error.__traceback__

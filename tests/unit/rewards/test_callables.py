@@ -150,7 +150,7 @@ def test_a_late_call_of_an_async_function_disturbs_no_other(user_file: Path) -> 
 
     with RewardSet.build([{"function": here, "timeout_seconds": 3}]) as rewards:
         _, late, own = rewards.score([group("a", "endless", "own")])[0].scores
-    assert str(late.fault).startswith("timeout: here: ")
+    assert late.fault == "timeout: here: no answer within 3 seconds (timeout_seconds)"
     assert own.fault == "exception: here: TimeoutError: mine"
 
 
