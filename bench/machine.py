@@ -79,7 +79,9 @@ def commit() -> str:
     """Return the commit, and whether the working tree differs from it."""
     try:
         head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-        changed = subprocess.run(["git", "status", "--porcelain", "src", "bench"], cwd=ROOT, capture_output=True)
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "src", "bench", ":!bench/results"], cwd=ROOT, capture_output=True
+        )
     except OSError:
         return "unknown"
     if head.returncode:
