@@ -16,14 +16,8 @@ from oncurve.rewards.functions.math import Checker
 # Conventions conflict between sources. These cases do not fit ours; the key is suite and line (mathverify_cases) or
 # source project, kind and text (extraction_and_format_cases).
 OTHER_MATH_CONVENTIONS = {tuple(key): reason for *key, reason in table("answer_checkers", "math")}
-OTHER_TEXT_CONVENTIONS = {
-    ("last_boxed", "answer: \\fbox{7}"): "returns the command with its content; ours is the content, 7",
-    ("normalize_final_answer(Minerva/DAPO)", "a b c"): "removes an article in front; here it is a product a*b*c",
-    ("normalize_final_answer(Minerva/DAPO)", "42<|endoftext|>"): "a completion's text has no special tokens here",
-    ("normalize_final_answer(Minerva/DAPO)", "42<|im_end|>"): "a completion's text has no special tokens here",
-    ("grade", "\\frac{2}{4}"): "PRM800K wants reduced fractions; 2/4 is 1/2 here, as for Math-Verify",
-    ("to_float", None): "no text at all; a completion is always text",
-}
+OTHER_TEXT_CONVENTIONS = {tuple(key): reason for *key, reason in table("answer_checkers", "texts")}
+OTHER_TEXT_CONVENTIONS["to_float", None] = "no text at all; a completion is always text"
 ROWS = pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 """All rows of a long file where there is time, and each eighth of them otherwise."""
 THINK = r"(?s)^<think>(?!.*<think>)(?!.*</think>.*</think>).*?</think>.*$"

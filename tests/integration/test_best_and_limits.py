@@ -84,6 +84,12 @@ def test_the_best_checkpoint_stays_beside_the_newest_and_is_exported(command: Co
     shutil.rmtree("best", ignore_errors=True)
     said = command("export", "whole", "--step", "best", "--out", "best")
     assert (said.code, f"the policy after step {best}" in said.out) == (0, True)
+    evaluated = ["eval", "whole", "--step", "best"], ["eval", "best", "--recipe", "whole/config.toml"]
+    found = [json.loads(command(*words, "--n", "2", "--json").out.splitlines()[-1]) for words in evaluated]
+    assert [one.pop("model") for one in found] == [f"whole, step {best}", "best"]
+    assert found[0] == found[1]
+    assert "there is no checkpoint of step 99" in command("eval", "whole", "--step", "99").err
+    assert "--step: best is no run" in command("eval", "best", "--recipe", "recipe.toml", "--step", "1").err
     assert (
         f"eval/reward {max(line['eval/reward'] for line in lines('whole')):.4g} at {best}" in command("runs", ".").out
     )

@@ -221,6 +221,7 @@ def evaluate_command(
     target: Annotated[str, typer.Argument(metavar="DIR|MODEL")],
     overrides: Overrides = None,
     recipe: str | None = None,
+    step: str | None = None,
     n: Annotated[int, typer.Option("--n", min=1)] = 8,
     limit: Annotated[int | None, typer.Option("--limit", min=1)] = None,
     trust: Trust = False,
@@ -236,7 +237,7 @@ def evaluate_command(
     from oncurve.run import evaluate_target
 
     name, found = evaluate_target(
-        target, overrides or [], recipe=recipe, n=n, limit=limit, data=data, reward=reward or [], presets=preset or []
+        target, overrides or [], recipe=recipe, step=step, n=n, limit=limit, data=data, reward=reward, presets=preset
     )
     show(f"{name}: {found.text()}", {"model": name, **found.to_json()}, as_json)
 
@@ -326,8 +327,8 @@ def main() -> None:
         except OncurveError as error:
             complain("\n".join([f"oncurve: {error}", *notes_of(error)]))
             sys.exit(error.exit_code)
-        except (_Interrupted, KeyboardInterrupt):
-            complain("oncurve: stopped by SIGINT")
+        except (_Interrupted, KeyboardInterrupt) as error:
+            complain("\n".join(["oncurve: stopped by SIGINT", *notes_of(error.__cause__ or error)]))
             sys.exit(128 + signal.SIGINT)
         except Exception:
             complain(traceback.format_exc().rstrip())  # a defect of oncurve; its message may quote anything

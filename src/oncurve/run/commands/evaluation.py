@@ -42,10 +42,14 @@ from oncurve.rollout import sample as sample_groups
 from oncurve.run.arguments import configured, data_among, data_arguments, reward_arguments
 from oncurve.run.assembly import Run, assemble
 from oncurve.run.building import build_engine, fix_reach, host_of, opened, read_tokenizer, with_environment
+from oncurve.run.commands.exporting import chosen
 from oncurve.run.directory.folder import EVAL_REPLIES, LOCK, MARK
 from oncurve.run.loop import evaluate_policy, step_locator
 from oncurve.trainer import Checkpoints
 from oncurve.types import Completion, Group, Prompt
+
+NOTHING_HELD_OUT = ("data.eval_fraction=0", "data.eval_path=null", "data.eval_split=null")
+NO_TRAINING = ("eval.every=0", "eval.patience=0", "checkpoint.best=null")
 
 
 def evaluate_target(
@@ -53,38 +57,39 @@ def evaluate_target(
     overrides: Sequence[str] = (),
     *,
     recipe: str | None = None,
+    step: str | None = None,
     n: int = 8,
     limit: int | None = None,
     data: str | None = None,
-    reward: Sequence[str] = (),
-    presets: Sequence[str] = (),
+    reward: list[str] | None = None,
+    presets: list[str] | None = None,
 ) -> tuple[str, Evaluation]:
-    """Evaluate a run's directory, or a model (directory or hub id) on the prompts and rewards of `recipe`;
-    returns its name, too.
+    """Evaluate a run's directory, or a model (directory or hub id) on the prompts of `recipe`; returns its name, too.
 
     `data`, all of whose rows are evaluated, `reward` and `presets` are those of `train`, in place of the recipe's.
 
-    Of a run, `model/` is evaluated where it is finished, else its newest checkpoint that verifies. A folder with an
-    adapter is evaluated over the base model that it names, or that `model.path` names.
+    Of a run, the checkpoint of `step` (a number, or "best") is evaluated; without it `model/` where the run is
+    finished, else its newest checkpoint that verifies. A folder with an adapter is evaluated over the base model that
+    it names, or that `model.path` names.
     Raises UserError for everything that the user can fix.
     """
     folder = Path(target)
     usable_path(target, "DIR|MODEL")
     is_run = (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file()
     overrides, data = data_among(overrides, data)
-    nothing_held_out = ("data.eval_fraction=0", "data.eval_path=null", "data.eval_split=null")
-    no_training = ("eval.every=0", "eval.patience=0", "checkpoint.best=null")
-    whole = [] if data is None else [*nothing_held_out, *no_training]
-    words = [*whole, *overrides, *([f"eval.limit={limit}"] if limit is not None else [])]
+    whole = (*NOTHING_HELD_OUT, *NO_TRAINING) if data is not None else ()
+    words = [*whole, *overrides, *[f"eval.limit={limit}"] * (limit is not None)]
     _check_target(target, folder, is_run or recipe is not None or bool(overrides or data or reward))
     source = recipe or (folder / "config.toml" if is_run else None)
-    arguments = data_arguments(data) | reward_arguments(list(reward) or None)
+    arguments = data_arguments(data) | reward_arguments(reward)
 
     def settings(words: Sequence[str]) -> tuple[RunConfig, Path]:
-        return configured(source, list(presets) or None, arguments, overrides=words, word="--preset")
+        return configured(source, presets, arguments, overrides=words, word="--preset")
 
-    if is_run and not (folder / "model").is_dir():
-        return _unfinished(folder, *settings(words), n, data)
+    if is_run and (step is not None or not (folder / "model").is_dir()):
+        return _of_checkpoint(folder, *settings(words), step, n, data)
+    if step is not None:
+        raise ConfigError(f"--step: {target} is no run, and only a run has checkpoints of steps; leave it out")
     config, base = settings(["model.revision=null", *words, *_model_words(target, is_run, words)])
     check_complete(config)
     prompts_of, held_out = _rows(config, base)
@@ -173,14 +178,18 @@ def prompts_from(run: Run, rows: Any) -> Prompts:
     return prompts
 
 
-def _unfinished(folder: Path, config: RunConfig, base: Path, n: int, data: str | None) -> tuple[str, Evaluation]:
-    """Return the evaluation of the newest checkpoint of a run that has not ended."""
+def _of_checkpoint(
+    folder: Path, config: RunConfig, base: Path, step: str | None, n: int, data: str | None
+) -> tuple[str, Evaluation]:
+    """Return the evaluation of a checkpoint of a run, which may be going on: by default of the newest."""
+    checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
+    found = None if step is None else chosen(checkpoints, step, folder, config)
     with assemble(config.model_copy(update={"cluster": Cluster()}), base, resumed=True) as run:  # nothing is trained
-        found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
-        if found is None:
-            raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; {command('resume', folder)}")
+        found = found or chosen(checkpoints, None, folder, config)
+        checkpoints.restore(run.learner, run.trainer.outer, found=found)
         with answers_kept(run.rewards, folder):
-            return f"{folder}, step {found[0].step}", replace(run.evaluate(n), source=data)
+            name = f"{folder}, step {found.record['trainer']['step']}"
+            return name, replace(run.evaluate(n), source=data)
 
 
 def _rows(config: RunConfig, base: Path) -> tuple[Any, bool]:

@@ -156,7 +156,7 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
         raise ConfigError("--adapter: the run trains all weights and has no adapter; leave it out")
     checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
     for attempt in range(1, ATTEMPTS + 1):
-        found = _chosen(checkpoints, step, directory, config)
+        found = chosen(checkpoints, step, directory, config)
         number = int(found.record["trainer"]["step"])
         target = _free(directory, out, found.path.name + ("-adapter" if adapter else ""))
         try:
@@ -202,15 +202,19 @@ def push_export(exported: Exported, repository: str) -> str:
     return address
 
 
-def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path, config: RunConfig) -> FoundCheckpoint:
-    """Return the checkpoint that `step` means."""
+def chosen(checkpoints: Checkpoints, step: str | None, directory: Path, config: RunConfig) -> FoundCheckpoint:
+    """Return the checkpoint that `--step` means: a number, "best", or None, the newest that verifies.
+
+    Raises ConfigError: it is neither. RunDirectoryError: there is none. CheckpointError: it is damaged.
+    """
     if step is not None and step != "best" and not step.isdecimal():
         raise ConfigError(f'--step: expected the number of a step or "best", got {step!r}')
     if step is not None and step.isdecimal():
         return checkpoints.at(int(step))
     found = checkpoints.read()
     if found is None:
-        raise RunDirectoryError(f"{directory} has no checkpoint yet; one is made after this step by: kill -USR1 PID")
+        go_on = f"kill -USR1 PID; a run that has stopped goes on by: {command('resume', directory)}"
+        raise RunDirectoryError(f"{directory} has no checkpoint yet; one is made after this step by: {go_on}")
     about, metric = found.record["trainer"], config.checkpoint.best
     if step != "best":
         return found

@@ -114,14 +114,14 @@ class Checkpoints:
         return self.write(state.step, fill, state.best_step)
 
     def restore(
-        self, learner: Learner, outer: OuterLoop, groups: Groups | None = None
+        self, learner: Learner, outer: OuterLoop, groups: Groups | None = None, found: FoundCheckpoint | None = None
     ) -> tuple[TrainerState, dict[str, Any], list[str]] | None:
-        """Load the newest checkpoint that verifies into `learner` and `outer`; None where there is none.
+        """Load a checkpoint, by default the newest that verifies, into `learner` and `outer`; None where there is none.
 
         Returns the trainer's state, the environment it was written in, and one line for every newer checkpoint
         that did not verify and was passed over.
         """
-        found = self.read()
+        found = found or self.read()
         if found is None:
             return None
         path, record, notes = found
