@@ -147,6 +147,17 @@ def test_ctrl_c_before_training_is_a_sentence_and_leaves_nothing(
     assert not Path("early").exists()
 
 
+def test_ctrl_c_while_the_model_is_written_names_the_command_that_writes_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("oncurve.run.assembly.Run.save_model", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        said = command("train", "recipe.toml", "--out", "late")
+    assert (said.code, "not the model; this writes it: oncurve resume late" in said.err) == (130, True)
+    assert command("resume", "late").code == 0
+    assert Path("late/model").is_dir()
+
+
 IMPORTED = """\
 try:
     import os, signal

@@ -215,9 +215,9 @@ def finish(
             run.save_model(path / "model")  # what the run was for comes first
             if run.iterations is not None:
                 run.iterations.learner.export(path / "reward_model")
-        except DiskError as error:
+        except (DiskError, KeyboardInterrupt) as error:
             say(console, *tracking.close())
-            how = f"once there is space, this writes it: {how_to_go_on(run)}"
+            how = f"{'once there is space, ' * isinstance(error, DiskError)}this writes it: {how_to_go_on(run)}"
             error.add_note("\n".join((f"all steps are in a checkpoint, but not the model; {how}", *_reported(path))))
             raise
         finally:
