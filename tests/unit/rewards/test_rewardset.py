@@ -36,8 +36,18 @@ def test_a_component_that_is_none_does_not_apply() -> None:
         scored = both.score([group("x", "y", "z")])
     assert rewards_of(scored) == [2.0, 3.0, None]
     assert scored[0].scores[0].parts == {"a": None, "b": 2.0}
-    assert scored[0].scores[2].fault == "none: no reward applies: every component returned None"
+    assert scored[0].scores[2].fault == "none: no reward applies: each returned None, or has weight 0"
     assert scored[0].scores[2].reward == 0.0
+
+
+def test_a_reward_that_is_only_logged_makes_no_completion_valid() -> None:
+    logged = returning(3.0, "log", weight=0.0)
+    with RewardSet.build([returning({"x": None, "y": 1.0}, "a"), logged]) as both:
+        scored = both.score([group("x", "y")])
+    assert rewards_of(scored) == [None, 1.0]
+    assert scored[0].scores[0].parts == {"a": None, "log": 3.0}
+    with RewardSet.build([logged]) as alone:  # a run without a reward, as a distillation
+        assert rewards_of(alone.score([group("x", "y")])) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("on_error", ["mask", 0.0])

@@ -147,6 +147,7 @@ class RewardScoring(Scoring):
         steps: defaultdict[int, float] = defaultdict(float)
         whole: float | None = None
         fault, masked = completion.fault, completion.fault is not None
+        weights = tuple(scored.component.settings.weight for scored in self._components)
         for scored, given in zip(self._components, replies, strict=True):
             reply = within(given, 0 if completion.turns else len(completion.text))
             component, value, weight = scored.component, reply.value, scored.component.settings.weight
@@ -167,7 +168,7 @@ class RewardScoring(Scoring):
                 alone = completion.outcome if of_turns else value
                 whole = whole if alone is None else (whole or 0.0) + weight * alone
             values[component.name] = value
-            if value is not None:
+            if value is not None and (weight or not any(weights)):  # one of weight 0 is only logged
                 terms.append(weight * value)
         reward = math.fsum(terms) if all(map(_is_usable, terms)) else math.inf
         if steps and whole is not None:
@@ -177,7 +178,7 @@ class RewardScoring(Scoring):
         rewards = tuple(steps[end] for end in ends)
         valid = bool(terms) and not masked and all(map(_is_usable, (reward, *rewards)))
         if not terms and not masked:
-            fault = fault or "none: no reward applies: every component returned None"
+            fault = fault or "none: no reward applies: each returned None, or has weight 0"
         elif not masked and not valid:
             fault = "not_finite: the weighted sum of the rewards is too large"
         extras = {
@@ -186,7 +187,6 @@ class RewardScoring(Scoring):
             for name, logged in scored.extras.items()
             if logged[index] is not None
         }
-        weights = tuple(scored.component.settings.weight for scored in self._components)
         score = Score(reward if valid else 0.0, valid, values, fault, (), (), extras, (), part_steps, weights)
         if not valid or not ends:
             return score
@@ -206,7 +206,7 @@ class RewardScoring(Scoring):
         if reply is None and set(kinds) == {"none"}:
             played = any(scoring.component.settings.scores_turns for scoring in self._components)
             why = "does the environment have score(), or Reply a reward?" if played else "is the answer column right?"
-            return f"no reward applies to any of {count} completions: every component returned None ({why})"
+            return f"no reward applies to any of {count} completions: each returned None, or has weight 0 ({why})"
         first = f", of {name}:\n{reply.message}" if reply is not None else f": {scores[0].fault}"
         return f"all rewards of {count} completions have a fault ({counted}). The first{first}"
 
