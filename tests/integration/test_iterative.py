@@ -1,6 +1,7 @@
 """Iterative GRPO whole: what changes when, what is replayed, and kills inside each of its phases."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -172,6 +173,8 @@ def test_a_kill_inside_any_phase_and_a_resume_are_the_uninterrupted_run_bit_for_
 
 def test_a_finished_run_is_evaluated_by_its_verifier(whole: Callable[[str], Path]) -> None:
     assert "greedy accuracy" in finish("eval", str(whole("outcome")), "--n", "2", "--limit", "6")
+    shutil.rmtree(whole("outcome") / "reward_model")  # as where a kill came before it was written
+    assert "is finished" not in finish("resume", str(whole("outcome")))
     again = finish("resume", str(whole("outcome")))
     assert "is finished" in again
     assert "reward_model" in again

@@ -1,10 +1,14 @@
 """`oncurve reward-model label`: a policy's own samples, labelled, as files that a reward model is trained on."""
 
+import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from fakes.project import RECIPES, Command
+from oncurve.durable import AppendLog
 from oncurve.models import tiny
 from oncurve.reward_models import LabelledSteps, PreferencePair
 from oncurve.reward_models.examples import Preferences, StepLabels
@@ -51,11 +55,26 @@ def test_steps_are_labelled_as_their_checker_has_it(label: Command, recipe: str,
         assert list(zip(example.ends, example.labels, strict=True)) == [(end, float(sound)) for end, sound in truth]
 
 
+def test_a_labelling_that_is_interrupted_says_how_far_it_came(
+    command: Command, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(AppendLog, "append", interrupted)
+    said = command("reward-model", "label", recipe, "--verifier", "task", "--out", str(tmp_path / "cut"))
+    assert said.code == 130
+    assert re.search(r"cut has 0 pairs of the first 0 of \d+ prompts, and no more", said.err)
+    wrong = command("reward-model", "label", recipe, "--verifier", "task", "--continuations", "2", "--out", "x")
+    assert (wrong.code, "--continuations: they label steps" in wrong.err) == (2, True)
+
+
 def test_continuations_label_steps_for_a_verifier_of_answers(label: Command, recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "steps.jsonl"
     words = ["--kind", "steps", "--verifier", "task", "--continuations", "3", "--prompts", "3", "--out", str(out)]
-    label(recipe, *words)
+    done = label(recipe, *words).out
     examples, _ = StepLabels(path=str(out), eval_fraction=0.0).read()
+    assert f"3 of 3 prompts, {len(examples)} completions with labelled steps\n" in done
     assert examples
     for example in examples:
         assert isinstance(example, LabelledSteps)

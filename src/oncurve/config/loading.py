@@ -71,7 +71,9 @@ def load(
     layers.append(top)
     said = [assignment for layer in layers for assignment in layer.assignments]
     if schema is RUN and any(path == ("data", "kind") and kind in EXAMPLE_NAMES for path, kind in said):
-        does = command("reward-model", "train", recipe or "RECIPE")
+        does, made = command("reward-model", "train", recipe or "RECIPE"), folder / "model"
+        if made.is_dir():
+            raise ConfigError(f"{folder}: the training of a reward model, not of a policy; its model is {made}")
         raise ConfigError(f"{recipe}: a recipe for training a reward model, not a policy; it is taken by: {does}")
     tables = merge(layers, schema)
     try:

@@ -27,7 +27,7 @@ from oncurve.types import TrainBatch
 
 
 class OwnCritic:
-    """A value function with weights of its own. It has the policy's optimizer settings, except the learning rate."""
+    """A value function with weights of its own. Its optimizer has the policy's settings, and a constant rate."""
 
     def __init__(self, actor: LocalLearner, learning_rate: float, loss: ValueLoss) -> None:
         """Copy the actor's model, of one with an adapter the adapter alone: both share the frozen base.

@@ -31,8 +31,8 @@ class CriticConfig(Component):
     """A critic with a backbone of its own (`kind = "own"`): the initial policy, and a value head."""
 
     learning_rate: float = Field(default=1e-5, ge=0)
-    """Learning rate of its AdamW (of the value head's where the backbone is shared); its other settings are those of
-    `[learner]`."""
+    """Learning rate of its AdamW (of the value head's where the backbone is shared), the same at every update; its
+    other settings are those of `[learner]`."""
 
     warmup_steps: int = Field(default=0, ge=0, le=10**9)
     """Updates that train the critic alone, before the policy is trained."""

@@ -160,8 +160,8 @@ def look_at(
     """
     known, name, index = read_run(run).steps, run.resolve().name, RolloutIndex(run)
     if not known or (step is not None and step not in known):
-        there = steps_in_words(known, step)
-        raise RunDirectoryError(f"{run} has no groups of step {step}; there are those of: {there}")
+        lacking = f"{run} has no groups" if step is None else f"{run} has no groups of step {step}"
+        raise RunDirectoryError(f"{lacking}; there are those of: {steps_in_words(known, step)}")
     step = known[-1] if step is None else step
     found: dict[str, Any] = {"run": name, "step": step, "link": link(name, step, group, completion)}
     if group is None:

@@ -137,6 +137,12 @@ class NetworkRunner(InProcess):
             None if found == [] else _read(self.classifier, *pair, found or ())
             for pair, found in zip(pairs, ends, strict=True)
         ]
+        lost = sum(text is None and found != [] for text, found in zip(texts, ends, strict=True))
+        if lost:
+            reads = (
+                f"{self.classifier.name} reads {self.classifier.max_length} tokens, and with the prompt they have more"
+            )
+            log.warning("%s of %s completions have no reward of the reward model: %s", lost, len(texts), reads)
         scores = iter(self.classifier.score([text for text in texts if text is not None]))
         unread = [0.0 if found == [] else None for found in ends]  # an empty completion has no right step
         rewards = [
@@ -152,8 +158,7 @@ def _read(classifier: Classifier, prompt: Any, completion: Any, offsets: Sequenc
 
     try:
         return classifier.encode(prompt, completion, offsets)
-    except OverlongError as error:
-        log.warning("a completion has no reward of the reward model: %s", error)
+    except OverlongError:
         return None
 
 

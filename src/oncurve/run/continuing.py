@@ -219,7 +219,8 @@ def open_to_resume(directory: Path, before: RunConfig, now: RunConfig, base: Pat
         done = steps_done(held)
         check_changes(before, now, changes, done)
         patience = now.eval.patience if now.checkpoint.best == before.checkpoint.best else 0
-        finished = now.run.epochs is None and held.is_finished(now.run.steps, patience)
+        models = ("model", *["reward_model"] * (now.iterative.steps > 0))
+        finished = now.run.epochs is None and held.is_finished(now.run.steps, patience, models)
         if finished:
             return Resumption(held, held.identity() or {}, [], False, changes, done, finished)
         wanted = {change.key for change in changes}

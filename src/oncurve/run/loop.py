@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oncurve.base.errors import ConfigError
+from oncurve.base.output import urgent
 from oncurve.config import RunConfig, to_tables
 from oncurve.data import Demonstrations, PassRateOrder, PromptOrder, Prompts
 from oncurve.evaluate import Evaluation, evaluate, part_is_1
@@ -142,7 +143,13 @@ def iterations(config: RunConfig, base: Path | None, sources: LabellingInputs, l
     kind: Kind = "steps" if learner.classifier.head == "process" else "preferences"
     assert config.eval.verifier is not None  # `check_complete` has refused None
     label = labeller(config, kind, config.eval.verifier, settings.continuations, sources)
-    known = learner.fitting(_history(settings.history, kind, base))
+    history = _history(settings.history, kind, base)
+    known = learner.fitting(history)
+    if len(known) < len(history):
+        why = f"too long for {learner.classifier.max_length} tokens of the reward model, or without a label"
+        urgent(
+            f"oncurve: iterative.history: {len(history) - len(known)} of {len(history)} examples are left out, {why}"
+        )
     reference = ReferenceSchedule(config.following, sources.learner)
     return Iterations(settings, reference, learner, label, Replay(known), config.run.seed)
 

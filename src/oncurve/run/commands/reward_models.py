@@ -115,8 +115,8 @@ def _prepare(config: RewardModelRecipe, base: Path, folder: Path) -> tuple[Rewar
     learner = settings.build(classifier)
     kept, kept_out = learner.fitting(train), learner.fitting(held_out)
     if not kept:
-        reads = f"{classifier.name} reads {classifier.max_length} tokens; take a model that reads more"
-        raise DataError(f"none of {len(train)} examples fits: {reads}")
+        reads = f"{classifier.name} reads {classifier.max_length} tokens, and each is longer or has no label"
+        raise DataError(f"none of {len(train)} examples can be learned from: {reads}")
     learner.pace.total = updates_of(len(kept), settings.batch_size, settings.epochs)
 
     def held_out_metrics() -> dict[str, float]:
@@ -254,25 +254,36 @@ def label_samples(
     check_complete(config)
     console = Screen()
     names = component_names(config.rewards)
+    verifier = verifier or config.eval.verifier
     if verifier is None and len(names) > 1:
         raise ConfigError(f"--verifier: which of the rewards is the verifier? They are: {', '.join(names)}")
     chosen = verifier or names[0]
     if chosen not in names:
         raise ConfigError(f"--verifier: there is no reward {chosen!r}; they are: {', '.join(names)}")
+    if continuations and kind == "preferences":
+        raise ConfigError("--continuations: they label steps; leave them out, or choose --kind steps")
     with assemble(config.model_copy(update={"cluster": Cluster()}), base) as run:  # nothing is trained
         run.engine.follow(run.learner.weights())
         label = labeller(
             config, kind, chosen, continuations, LabellingInputs(run.engine, run.rewards, run.learner, run.loaded)
         )
-        count = 0
-        with AppendLog(out) as log:
-            for groups in _groups(run, config, prompts):
-                for example in label(groups):
-                    log.append(example_to_json(example))
-                    count += 1
-                log.sync()  # where the disk is full, nothing is gained by going on
-        say(console, f"{count} {'pairs' if kind == 'preferences' else 'completions with labelled steps'} in {out}")
+        what = "pairs" if kind == "preferences" else "completions with labelled steps"
+        prompts, done, count = min(prompts, len(run.prompts)), 0, 0
+        try:
+            with AppendLog(out) as log:
+                for groups in _groups(run, config, prompts):
+                    for example in label(groups):
+                        log.append(example_to_json(example))
+                        count += 1
+                    log.sync()  # where the disk is full, nothing is gained by going on
+                    done += len(groups)
+                    say(console, f"{done} of {prompts} prompts, {count} {what}")
+        except BaseException as error:
+            error.add_note(f"{out} has {count} {what} of the first {done} of {prompts} prompts, and no more")
+            raise
+        say(console, f"{count} {what} in {out}")
         if not count:
+            out.unlink()
             why = "no two completions of a group have different scores"
             if kind == "steps":
                 why = f"{chosen} scored no steps; label them by continuations (--continuations 8)"

@@ -183,14 +183,17 @@ class RunDirectory(Closing):
                 raise RunDirectoryError(f"{path} holds a run that was killed before its first step. {again}")
             raise RunDirectoryError(f"{path} has no config.toml, so it is not a run of `oncurve train`.")
 
-    def is_finished(self, steps: int, patience: int = 0) -> bool:
-        """Return whether all `steps` are done, or `patience` ended the run early, and model and report are written."""
+    def is_finished(self, steps: int, patience: int = 0, models: Sequence[str] = ("model",)) -> bool:
+        """Return whether all `steps` are done, or `patience` ended the run early, and `models` and report are
+        written.
+        """
         newest = durable.newest_valid(self.checkpoints).path
         if newest is None:
             return False
         state = (_object(newest / "state.json") or {}).get("trainer", {})
         done = int(newest.name.removeprefix("step-")) >= steps or 0 < patience <= state.get("since_best", 0)
-        return done and not durable.verify(self.path / "model") and (self.path / "report.html").is_file()
+        written = not any(durable.verify(self.path / name) for name in models)
+        return done and written and (self.path / "report.html").is_file()
 
     @property
     def checkpoints(self) -> Path:
