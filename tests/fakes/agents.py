@@ -71,6 +71,9 @@ def broken(base_url, api_key, row, how=None):
 
         for body in ("{", "[" * 100_000, "[]", {"messages": [{}]}, {"messages": [{"role": "user", "content": 3}]}):
             assert is_refused(body)
+        status, error = post(base_url, api_key, "/responses", "{}")
+        assert (status, "answers at /v1/chat/completions" in error["error"]["message"]) == (404, True)
+        assert is_refused({"messages": "hi"})
         deep = "[" * 500 + "]" * 500
         function = f'{{"type": "function", "function": {{"name": "f", "x": {deep}}}}}'
         for text in ('"\\ud800"', f'"x"}}], "tools": [{function}], "y": [{{"z": 1'):

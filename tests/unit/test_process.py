@@ -84,7 +84,7 @@ def test_the_first_fault_of_a_reward_is_quoted_once_and_on_one_line() -> None:
             group = Group(prompt, (Completion((1,), "", (0.0,), "eos", 0, 0),), (Score(0.0, fault=fault),))
             show(StepResult(step, {"step": float(step)}, (group,), ()))
     assert [line for line in out.getvalue().splitlines() if "fault" in line] == [
-        "step 2: the first fault of a reward (1 here): exception: mine: no \\x1b[31mfive"
+        "step 2: the first fault (1 here): exception: mine: no \\x1b[31mfive"
     ]
 
 

@@ -129,6 +129,8 @@ def read_call(body: Any) -> ChatCall:
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message with plain text, and with the arguments of its tool calls as objects."""
+    if not isinstance(given, Mapping):
+        raise ValueError(f"a message has a role and a content, and this is {given!r:.60}")
     content = given.get("content") or ""
     texts = [content] if isinstance(content, str) else [part.get("text") for part in content]
     if not all(isinstance(text, str) for text in texts):
@@ -186,7 +188,7 @@ class EndpointServer(Closing):
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         routes.append(Route("/v1/models", self._models))
-        app = Starlette(routes=routes, exception_handlers={RefusedError: _refusal})
+        app = Starlette(routes=routes, exception_handlers={RefusedError: _refusal, 404: _unknown})
         quiet: Any = {"ws": "none", "lifespan": "off", "log_config": None, "log_level": "error"}
         self._server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=1, **quiet))
         self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
@@ -252,6 +254,11 @@ class EndpointServer(Closing):
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "oncurve"}]})
+
+
+async def _unknown(request: Request, error: Any) -> Response:
+    there = "the policy answers at /v1/chat/completions (OpenAI's Agents SDK: set_default_openai_api)"
+    return JSONResponse(_error(f"there is no {request.url.path}; {there}", "unknown_url"), 404)
 
 
 async def _refusal(request: Request, refused: Any) -> Response:

@@ -13,6 +13,7 @@ from oncurve.base.errors import ModelError
 from oncurve.environments.dialogue import kept
 from oncurve.environments.host import asked
 from oncurve.environments.turns import Row, TurnsEngine, unwritten
+from oncurve.processes import headline, place_of
 from oncurve.processes.pool import WorkerReply
 from oncurve.randomness import episode_seed
 from oncurve.types import Completion, Ending
@@ -89,11 +90,14 @@ class EpisodeEngine(TurnsEngine):
         row.pending, item = None, row.log[-1][0]
         row.log[-1] = (item, reply.value)
         if reply.fault is not None:
-            row.fail(f"{reply.fault}: {reply.message.strip().rpartition(chr(10))[2][:300]}")
+            row.fail(f"{reply.fault}: {headline(reply.message)[:300]}{place_of(reply.message)}")
             return
         try:
             if item["act"] == "start":
                 row.start = self.dialogue.opened(row.prompt, reply.value["said"], row.tools)
+                if len(row.start.ids) + row.room > self._longest:
+                    most = f"and with rollout.max_new_tokens = {row.room} the model takes {self._longest}"
+                    row.fail(f"its start has {len(row.start.ids)} tokens, {most}")
             elif item["act"] == "end":
                 row.outcome, row.environment = reply.value["outcome"], reply.value["environment"]
             else:

@@ -17,7 +17,7 @@ from types import coroutine
 from typing import Any
 
 from oncurve.base.event_loop import event_loop
-from oncurve.environments.episode import Episode, ToolCall
+from oncurve.environments.episode import Episode, Reply, ToolCall
 
 MOST_CALLS = 64
 """The most tool calls of one turn that are made; a turn with more gets an error for each of the others."""
@@ -72,12 +72,16 @@ class Player:
         elif act == "reply":
             calls = [ToolCall(each["name"], each["arguments"]) for each in item["calls"]]
             reply = yield episode.reply(item["text"], calls)
-            messages = [{**each, "role": str(each["role"]), "content": each["content"]} for each in reply.messages]
-            found = {**vars(reply), "messages": messages, "reward": _number(reply.reward)}
+            if not isinstance(reply, Reply):
+                raise TypeError(f"reply() returned {reply!r:.60}; return Reply([...])")
+            messages = [
+                {**each, "role": str(each["role"]), "content": _said(each["content"])} for each in reply.messages
+            ]
+            found = {**vars(reply), "messages": messages, "reward": number(reply.reward)}
         if act == "start" or not found.get("done", True):
             self._live[key] = episode
             return found
-        found |= {"outcome": _number((yield episode.score())), "environment": None}
+        found |= {"outcome": number((yield episode.score())), "environment": None}
         if item["keep"]:
             environment = getattr(episode, "environment", episode)
             found["environment"] = environment if self.here else _copied(environment)
@@ -119,16 +123,20 @@ def _copied(environment: Any) -> str:
     return whole
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+def number(value: Any) -> float | None:
+    """Return a reward, or None. Raises TypeError: it is something else."""
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"a reward is a number or None, and this is {value!r:.60}") from None
 
 
 def _said(value: Any) -> Any:
-    """Return what an episode says at its start. Raises TypeError: it is neither text nor messages."""
+    """Return what an episode says. Raises TypeError: it is neither text nor messages, nor parts of a message."""
     parts = isinstance(value, (list, tuple)) and all(isinstance(each, Mapping) for each in value)
     if value is None or isinstance(value, str) or parts:
         return value
-    raise TypeError(f"it begins with a {type(value).__name__} ({value!r:.60}), and not with text or messages")
+    raise TypeError(f"it says a {type(value).__name__} ({value!r:.60}), and neither text nor messages")
 
 
 def taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

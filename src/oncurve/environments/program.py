@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.environments.play import seed_all, taken
+from oncurve.environments.play import number, seed_all, taken
 
 MODEL = "policy"
 _LONGEST_LINE = 1 << 16
@@ -46,7 +46,7 @@ class ProgramPlayer:
             import asyncio
 
             value = asyncio.run(value)  # a program has an event loop of its own, of which nothing is left
-        return {"outcome": None if value is None else float(value)}
+        return {"outcome": number(value)}
 
 
 def command_runner(command: Sequence[str], folder: Path) -> Callable[..., float | None]:
@@ -59,7 +59,10 @@ def command_runner(command: Sequence[str], folder: Path) -> Callable[..., float 
         called = [sys.executable if command[0] == "python" else command[0], *command[1:]]
         environment = {**os.environ, "ONCURVE_ROW": json.dumps(row, default=str)}
         with tempfile.TemporaryFile() as output:
-            ended = subprocess.run(called, stdin=subprocess.DEVNULL, stdout=output, cwd=folder, env=environment)
+            try:
+                ended = subprocess.run(called, stdin=subprocess.DEVNULL, stdout=output, cwd=folder, env=environment)
+            except OSError as error:
+                raise RuntimeError(f"the command cannot be started: {error}") from None
             if ended.returncode:
                 raise RuntimeError(f"the command ended with exit code {ended.returncode}")
             output.seek(max(0, output.seek(0, os.SEEK_END) - _LONGEST_LINE))

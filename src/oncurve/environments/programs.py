@@ -13,7 +13,6 @@ program whose worker was killed runs again, and its calls get the answers that t
 """
 
 import logging
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from oncurve.environments.endpoint import OVER, ChatCall, EndpointServer, Episod
 from oncurve.environments.host import Pending, asked
 from oncurve.environments.settings import Endpoint
 from oncurve.environments.turns import LONGEST_TOKEN, Row, TurnsEngine
+from oncurve.processes import headline, place_of
 from oncurve.randomness import episode_seed
 from oncurve.types import Completion, Ending
 
@@ -69,12 +69,12 @@ class _Program:
 
 
 class Programs(TurnsEngine):
-    """Samples what the user's programs ask. `longest`: the most tokens of a row, prompt and completion together."""
+    """Samples what the user's programs ask."""
 
-    def __init__(self, *given: Any, longest: int | None = None) -> None:
+    def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         assert isinstance(self.settings, Endpoint)
-        self._endpoint, self._longest, self._warned = self.settings, longest or sys.maxsize, set[str]()
+        self._endpoint, self._warned = self.settings, set[str]()
         self._most_waves = min(self.settings.waves, self.settings.processes)
         self._server: EndpointServer | None = None
 
@@ -264,7 +264,7 @@ class Programs(TurnsEngine):
         assert program.pending is not None
         reply = program.pending.replies()[0]
         if reply.fault is not None and not (program.refused and reply.fault in ("exception", "exit")):
-            self._fail(program, f"{reply.fault}: {reply.message.strip().rpartition(chr(10))[2][:300]}")
+            self._fail(program, f"{reply.fault}: {headline(reply.message)[:300]}{place_of(reply.message)}")
             return
         self._end(program)
         outcome = None if reply.fault is not None else reply.value["outcome"]

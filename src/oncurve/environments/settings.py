@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -237,7 +238,9 @@ class Endpoint(EnvironmentSettings):
     @property
     def title(self) -> str:
         """The name of the function, or of the command."""
-        return (Path(self.command[-1]).stem if self.command else _name(self.program or self.function)) or "program"
+        scripts = [word for word in self.command if word.endswith((".py", ".sh"))] or self.command
+        named = Path(scripts[0]).stem if scripts else _name(self.program or self.function)
+        return re.sub(r"[<>\s]+", "_", named) or "program"
 
     def player(self, base: Path) -> ProgramPlayer:
         """Return what runs the program."""

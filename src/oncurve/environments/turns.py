@@ -10,10 +10,11 @@ Covered: any engine, on workers or not, by earlier weights or not.
 Not covered: keys and values of a row are computed again in each turn.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, takewhile
+from itertools import accumulate, chain, groupby, takewhile
 from typing import Any
 
 from oncurve.base.closing import Closing
@@ -112,14 +113,22 @@ class TurnsEngine(Closing):
     dialogue   makes tokens of what is said
     sampling   of a training rollout; `max_new_tokens` is for the whole completion, context included
     keep       completions keep their environment, for reward functions that take it
+    longest    the most tokens of a row, prompt and completion together
     """
 
     def __init__(
-        self, inner: RolloutEngine, host: Host, dialogue: Dialogue, sampling: Sampling, seed: int, keep: bool = False
+        self,
+        inner: RolloutEngine,
+        host: Host,
+        dialogue: Dialogue,
+        sampling: Sampling,
+        seed: int,
+        keep: bool = False,
+        longest: int | None = None,
     ) -> None:
         self.inner, self.settings, self.host, self.dialogue = inner, host.settings, host, dialogue
         self.sampling, self.seed, self.keep = sampling, seed, keep
-        self._most_waves = self.settings.waves
+        self._most_waves, self._longest = self.settings.waves, longest or sys.maxsize
         self._trained: defaultdict[str, float] = defaultdict(float)  # what was noted in the last training rollout
 
     @property
@@ -264,13 +273,14 @@ class TurnsEngine(Closing):
         shared = len(list(takewhile(lambda ids: len(set(ids)) == 1, zip(*(each.ids for each in starts), strict=False))))
         prompt = replace(starts[0], ids=starts[0].ids[:shared])
         self._groups[index] = Group(prompt, tuple(row.completion(shared) for row in rows), draw=self._draw)
-        for row in rows:
+        for episode in ([*each] for _, each in groupby(rows, lambda row: row.number)):
+            turns = float(sum(row.turn for row in episode))
             self._noted["episodes"] += 1.0
-            self._noted["turns/mean"] += row.turn
-            self._noted["turns/limit"] += row.ended == "turns"
-            self._noted["turns/rewarded"] += sum(map(bool, row.rewards.values()))
-            self._noted["environment/faults"] += row.fault is not None
-            self._noted["turns/max"] = max(self._noted["turns/max"], float(row.turn))
+            self._noted["turns/mean"] += turns
+            self._noted["turns/limit"] += any(row.ended == "turns" for row in episode)
+            self._noted["turns/rewarded"] += sum(map(bool, chain(*(row.rewards.values() for row in episode))))
+            self._noted["environment/faults"] += any(row.fault is not None for row in episode)
+            self._noted["turns/max"] = max(self._noted["turns/max"], turns)
         if self._on_group is not None:
             self._on_group(index, self._groups[index])
 

@@ -13,6 +13,6 @@ from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.processes.minder import Minder
-    from oncurve.processes.spawn import LateError, environment_of, headline, kind_of_fault, last_words
+    from oncurve.processes.spawn import LateError, environment_of, headline, kind_of_fault, last_words, place_of
 
 __getattr__, _ = lazily(__name__)  # a process that is started imports its own side alone

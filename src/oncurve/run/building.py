@@ -262,12 +262,12 @@ def with_environment(
     _check_template(host, loaded.tokenizer)
     dialogue = Dialogue(loaded.tokenizer, loaded.eos_ids, config.data.chat_template_kwargs, host.settings.call_forms)
     keep = any("environments" in each.accepts.takes for each in rewards.components)
-    given = engine, host, dialogue, config.rollout, config.run.seed, keep
+    given = engine, host, dialogue, config.rollout, config.run.seed, keep, loaded.model.longest_row
     if not host.settings.programs:
         return EpisodeEngine(*given)
     from oncurve.environments import Programs  # here: its packages are an extra
 
-    return Programs(*given, longest=loaded.model.longest_row)
+    return Programs(*given)
 
 
 def engine_maker(config: RunConfig, loaded: LoadedModel) -> Callable[[], RolloutEngine]:

@@ -266,7 +266,7 @@ def shown_by(progress: Progress, run: Run) -> Callable[[StepResult], None]:
         faults = [score.fault for group in result.groups for score in group.scores if score.fault is not None]
         if faults and not quoted:
             quoted = True
-            where = f"step {result.metrics['step']:.0f}: the first fault of a reward ({len(faults)} here)"
+            where = f"step {result.metrics['step']:.0f}: the first fault ({len(faults)} here)"
             progress.say(f"{where}: {visible(faults[0])}")
         for finding in watch.step(result.metrics, result.groups):
             progress.advise(finding.text())

@@ -36,13 +36,13 @@ def prompts(rows):
     return [Prompt(number, f"{number}?", ids[number], row) for number, row in enumerate(rows)]
 
 
-def engine(name, most=MOST, cut=None, **settings):
+def engine(name, most=MOST, cut=None, longest=None, **settings):
     environment = Tools(path=f"{Path(episodes.__file__)}:{name}", **{"processes": 2, "max_turns": 4, **settings})
     sampling = Sampling(group_size=SIZE, max_new_tokens=most, **(cut or {}))
     inner = InProcessEngine(sampling, TOKENIZER, [TOKENIZER.eos_token_id], SEED)
     inner.follow(LocalWeights(TableModel(table()), 7))
     dialogue = Dialogue(TOKENIZER, [TOKENIZER.eos_token_id], {})
-    return EpisodeEngine(inner, Host(environment, None), dialogue, inner.sampling, SEED)
+    return EpisodeEngine(inner, Host(environment, None), dialogue, inner.sampling, SEED, False, longest)
 
 
 def whole(group, completion):
@@ -135,6 +135,8 @@ def test_a_broken_episode_is_left_out_and_the_others_go_on_as_if_nothing_were(na
         assert faulty, row
         assert all(one.fault.startswith(f"environment: {FAULTS[row['how']]}") and one.ids for one in faulty), row
         assert all(one.ended == "length" for one in group.completions if one.fault is None)  # not asked any more
+        places = {"episodes.py line " in one.fault for one in faulty if one.fault.startswith("environment: exception")}
+        assert places <= {row["how"] in ("start", "raises", "score")}, row
         count += len(faulty)
     assert noted["environment/faults"] == count
     assert not [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "3600"]]
@@ -173,6 +175,14 @@ def test_an_odd_reply_ends_the_episode_with_a_reason():
         assert 0 < len(last.text) <= 2000
     del reasons["nan"]
     assert all(one.fault.startswith("environment: ") for ended in reasons.values() for one in ended)
+
+
+def test_a_start_that_leaves_no_room_ends_its_own_episode_alone():
+    given = prompts([{}] * 6)
+    with engine("Guess", longest=MOST + len(given[0].ids)) as playing:
+        faults = {one.fault for group in playing.generate(given, draw=0) for one in group.completions}
+    assert len(faults - {None}) == 1 < len(faults)
+    assert "tokens, and with rollout.max_new_tokens = " in (faults - {None}).pop()
 
 
 @pytest.mark.parametrize("name", ["Deadly", "Guess"])

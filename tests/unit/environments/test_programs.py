@@ -117,6 +117,8 @@ def test_what_a_program_gets_depends_on_nothing_that_runs_beside_it():
 
 def test_a_command_is_run_as_a_function_is():
     rows = [{"aside": 1}, {}]
+    titles = {("python", "a.py", "--seed", "4"): "a", ("sh", "-c", "python a.py 2>&1"): "sh", ("my a.py",): "my_a"}
+    assert {command: Endpoint(command=command).title for command in titles} == titles
     command = ("python", str(Path(agents.__file__)))
     found = played("", rows, command=command)
     assert everything(found) != []
@@ -152,6 +154,7 @@ def test_a_broken_program_is_left_out_and_the_others_go_on_as_if_nothing_were():
     assert {(each.fault, each.outcome) for each in groups["many"].completions} == {(None, None)}
     assert [each.ended for each in groups["many"].completions].count("turns") == SIZE
     assert len(groups["many"].completions) == SIZE * 6
+    assert noted["turns/max"] == 6.0  # of an episode, whose calls are rows of their own here
     assert all("got no answer" in each.fault for each in groups["long"].completions)
     assert all(each.fault.startswith("environment: exception: ") for each in groups["special"].completions)
     assert all("last refused call: the call cannot be read: " in each.fault for each in groups["unread"].completions)

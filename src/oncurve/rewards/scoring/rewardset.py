@@ -5,7 +5,6 @@ They can be tried before the model loads: each is called with a row's reference 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, DataError, RewardError
 from oncurve.components import build, lacking
-from oncurve.processes import headline
+from oncurve.processes import headline, place_of
 from oncurve.processes.pool import WorkerReply
 from oncurve.rewards.component import RewardComponent, Stepwise, within
 from oncurve.rewards.functions.answers import final_answer
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 MADE_UP, STAND_IN = "I do not know.", "4"
 """A completion, and an answer where the row has none."""
-_AT = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
 
 
 class RewardSet(Closing):
@@ -239,7 +237,7 @@ def can_be_tried(component: RewardComponent) -> bool:
         runner.reason is not None or not type(settings).__module__.startswith("oncurve.")
     )
     played = settings.scores_turns or "environments" in component.accepts.takes
-    return not (asks or loads or kept_here or played or "completion_ids" in component.accepts.takes)
+    return not (asks or loads or kept_here or played or {"completion_ids", "episode"} & {*component.accepts.takes})
 
 
 def tried(component: RewardComponent, prompt: Prompt, place: str) -> Trial:
@@ -301,5 +299,4 @@ def _value(reply: WorkerReply) -> float | None:
 
 def _described(reply: WorkerReply) -> str:
     """Return a fault in a sentence: what was raised, and the line of the user's code."""
-    places = [f", {file} line {line}" for file, line in _AT.findall(reply.message)]
-    return f"{headline(reply.message) or reply.fault} ({reply.fault}{places[-1] if places else ''})"
+    return f"{headline(reply.message) or reply.fault} ({reply.fault}{place_of(reply.message)})"
