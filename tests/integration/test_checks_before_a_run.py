@@ -19,6 +19,7 @@ from fakes.tables import table
 from oncurve.base.errors import ConfigError, DataError, UserError
 from oncurve.cli import app
 from oncurve.config import load_config, plan
+from oncurve.data import distinct_prompts, load_rows
 from oncurve.run import assemble, check_data_of, check_rewards_of, evaluate_target, train_recipe
 
 TINY = Path(__file__).parents[2] / "src" / "oncurve" / "models" / "tiny"
@@ -114,6 +115,13 @@ def test_special_tokens_of_a_chat_template_are_visible(tmp_path: Path, test_data
         "<|im_start|>assistant\n"
     )
     assert found.limit == 513 - 16
+
+
+def test_rows_that_ask_the_same_differ_by_what_an_environment_reads(tmp_path: Path) -> None:
+    rows = [{**ROWS[0], "seed": number} for number in range(40)]
+    config, base = load_config("grpo", words(jsonl(tmp_path / "a.jsonl", rows)))
+    read = load_rows(config.data, base)
+    assert [distinct_prompts(read, config.data, played) for played in (False, True)] == [1, len(read)]
 
 
 @pytest.mark.parametrize(

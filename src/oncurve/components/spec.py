@@ -355,8 +355,8 @@ def _as_list(given: Any, place: str) -> str:
     huge = isinstance(given, int) and abs(given) > 1e60  # which may have no text
     if huge or not isinstance(given, str | int | float) or len(str(given)) >= 80:
         return ""
-    word = shlex.quote(f"{place}=[{json.dumps(given)}]")
-    return f"; write [{json.dumps(given)}], in a shell {word}"
+    items = json.dumps(given.split() if isinstance(given, str) and place.endswith("command") else [given])
+    return f"; write {items}, in a shell {shlex.quote(f'{place}={items}')}"
 
 
 def _other_tools_word(place: str, keys: list[str]) -> str:

@@ -112,12 +112,14 @@ def filled_prompt(row: Mapping[str, Any], settings: DataSettings) -> Any:
     return row[settings.prompt_column] if settings.template is None else fill(settings.template, row)
 
 
-def distinct_prompts(rows: Rows, settings: DataSettings) -> int:
-    """Count the different prompts among `rows`; generated ones are taken to be different."""
+def distinct_prompts(rows: Rows, settings: DataSettings, played: bool = False) -> int:
+    """Count the different prompts among `rows`; generated ones are taken to be different.
+
+    `played`: an environment asks, too, by what the whole row says.
+    """
     if rows.generated:
         return len(rows)
-    asks = settings.template == ""  # an environment does, by the row
-    asked = (dict(row) if asks else filled_prompt(row, settings) for row in rows.items)
+    asked = (dict(row) if played else filled_prompt(row, settings) for row in rows.items)
     return len({hash(repr(each.tolist() if isinstance(each, Tensor) else each)) for each in asked})
 
 

@@ -133,12 +133,13 @@ class Run(Closing):
         given, adapter = self.given.reference, self.loaded.model.adapter
         reference = self.loaded if given is None and self.config.kl.needs_reference else given
         teacher = None if self.teacher is self.loaded else self.teacher
+        asked = self.config.data, self.config.environment.present
         width, trained = self.loaded.dtype.itemsize, _count(adapter.parameters.values() if adapter else ())
         return RunFacts(
             rows=len(self.trained_on),
             eval_rows=len(self.eval_prompts),
-            distinct=None if self.demonstrations else distinct_prompts(self.prompts.rows, self.config.data),
-            eval_distinct=distinct_prompts(self.eval_prompts.rows, self.config.data),
+            distinct=None if self.demonstrations else distinct_prompts(self.prompts.rows, *asked),
+            eval_distinct=distinct_prompts(self.eval_prompts.rows, *asked),
             dropped=self.trained_on.dropped,
             truncated=self.prompts.truncated,
             parameters=_parameters(self.loaded),

@@ -84,8 +84,8 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
     rewards = _rewards(config, base, rows, held_out, problems, warnings)
     facts = RunFacts(
         rows=len(rows),
-        distinct=distinct_prompts(rows, config.data),
-        eval_distinct=distinct_prompts(held_out.first(config.eval.limit), config.data),
+        distinct=distinct_prompts(rows, config.data, config.environment.present),
+        eval_distinct=distinct_prompts(held_out.first(config.eval.limit), config.data, config.environment.present),
     )
     warnings += sentences_of("data_notes.j2", config, facts)
     tokenizer, room = read_tokenizer(config) if config.model.path else (None, None)
