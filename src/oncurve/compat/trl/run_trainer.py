@@ -26,15 +26,7 @@ from oncurve.compat.trl.config import KEYS, GRPOConfig
 from oncurve.compat.trl.hooks import Hooks, Logs, eval_loss, group_logs
 from oncurve.compat.trl.trainer_arguments import all_rows
 from oncurve.display import Screen, say
-from oncurve.run import (
-    Run,
-    RunDirectory,
-    check_tracking,
-    continue_with,
-    create_directory,
-    finish,
-    prompts_from,
-)
+from oncurve.run import Run, RunDirectory, check_tracking, continue_with, create_directory, finish, prompts_from
 
 
 class RunTrainer(Closing):
