@@ -246,11 +246,8 @@ class RunTrainer(Closing):
 
     def log_metrics(self, split: str, metrics: Logs) -> None:
         """Print metrics, one per line."""
-        say(
-            Screen(),
-            f"***** {split} metrics *****",
-            *(f"  {name} = {value}" for name, value in sorted(metrics.items())),
-        )
+        lines = [f"  {name} = {value}" for name, value in sorted(metrics.items())]
+        say(Screen(), f"***** {split} metrics *****", *lines)
 
     def save_metrics(self, split: str, metrics: Logs, combined: bool = True) -> None:
         """Write metrics to `<split>_results.json` in the run directory, and with `combined` to `all_results.json`."""
