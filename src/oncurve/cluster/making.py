@@ -1,5 +1,6 @@
 """The members of a cluster, and its processes, made by its settings: ranks of a learner, workers of a rollout."""
 
+import tomllib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,6 +23,14 @@ from oncurve.rollout import RolloutEngine, Sampling
 
 Part = Literal["ranks", "workers"]
 """The purpose of a fleet's processes."""
+
+RULES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))
+"""The sentence of each rule of a cluster's own settings; of keys without effect, under `inert`, the keys as well."""
+
+
+def _inert(name: str, holds: Callable[[Any], bool]) -> Inert:
+    rule = RULES["inert"][name]
+    return Inert(tuple(rule["keys"]), tuple(rule["causes"]), holds, rule["reason"])
 
 
 class Cluster(Component):
@@ -124,49 +133,17 @@ class ProcessCluster(Cluster):
     process does it."""
 
     impossible: ClassVar[tuple[Impossible, ...]] = (
-        Impossible(
-            lambda cluster: bool(cluster.gradient_shards & (cluster.gradient_shards - 1)),
-            "cluster.gradient_shards: shards are added in a tree of pairs, so there must be 1, 2, 4, 8, ... of them",
-        ),
-        Impossible(
-            lambda cluster: cluster.sharding == "replicate" and cluster.learner_ranks > cluster.gradient_shards,
-            "cluster.learner_ranks: a rank without a shard would have nothing to do; lower it, or raise "
-            "cluster.gradient_shards, which is part of the result",
-        ),
-        Impossible(
-            lambda cluster: cluster.offload and cluster.sharding != "fsdp",
-            "cluster.offload: only a model that is divided among the ranks is moved to the host's memory; set "
-            'cluster.sharding to "fsdp", or leave it out',
-        ),
-        Impossible(
-            lambda cluster: cluster.engine == "vllm" and not cluster.rollout_workers,
-            'cluster.engine: "vllm" samples by workers, and there are none; set cluster.rollout_workers to 1 or more',
-        ),
-        Impossible(
-            lambda cluster: cluster.engine == "own" and bool(cluster.vllm_arguments),
-            'cluster.vllm_arguments: they are for cluster.engine = "vllm"; leave them out',
-        ),
+        Impossible(lambda c: bool(c.gradient_shards & (c.gradient_shards - 1)), RULES["shards_not_in_pairs"]),
+        Impossible(lambda c: c.sharding == "replicate" and c.learner_ranks > c.gradient_shards, RULES["idle_rank"]),
+        Impossible(lambda c: c.offload and c.sharding != "fsdp", RULES["offload_undivided"]),
+        Impossible(lambda c: c.engine == "vllm" and not c.rollout_workers, RULES["vllm_without_workers"]),
+        Impossible(lambda c: c.engine == "own" and bool(c.vllm_arguments), RULES["arguments_without_vllm"]),
     )
 
     inert: ClassVar[tuple[Inert, ...]] = (
-        Inert(
-            ("cluster.rollout_gpus", "cluster.worker_threads"),
-            ("cluster.rollout_workers",),
-            lambda cluster: not cluster.rollout_workers,
-            "without cluster.rollout_workers this process samples",
-        ),
-        Inert(
-            ("cluster.gradient_shards",),
-            ("cluster.sharding",),
-            lambda cluster: cluster.divided,
-            'cluster.sharding = "fsdp" divides the rows of an update among the ranks',
-        ),
-        Inert(
-            ("cluster.silence_seconds", "cluster.wait_seconds"),
-            ("cluster.rollout_workers", "cluster.learner_ranks"),
-            lambda cluster: not cluster.rollout_workers and cluster.learner_ranks == 1,
-            "without cluster.rollout_workers and further cluster.learner_ranks there is no other process",
-        ),
+        _inert("no_workers", lambda c: not c.rollout_workers),
+        _inert("rows_divided", lambda c: c.divided),
+        _inert("alone", lambda c: not c.rollout_workers and c.learner_ranks == 1),
     )
 
     @property

@@ -9,7 +9,7 @@ import torch
 from pydantic import field_validator
 
 from oncurve.base.errors import ConfigError
-from oncurve.cluster.making import Cluster, Part, ProcessCluster
+from oncurve.cluster.making import RULES, Cluster, Part, ProcessCluster
 from oncurve.components import Component, Impossible, check_of
 from oncurve.processes.fleets import MISSING, Fleet, Gpus, HostFleet, Placement, RayFleet, check_address
 
@@ -26,12 +26,8 @@ class RayCluster(ProcessCluster):
 
     impossible: ClassVar[tuple[Impossible, ...]] = (
         *ProcessCluster.impossible,
-        Impossible(lambda cluster: find_spec("ray") is None, MISSING),
-        Impossible(
-            lambda cluster: bool(cluster.address) and cluster.learner_ranks == 1 and not cluster.rollout_workers,
-            "cluster.address: the run has one process, and would use no Ray; raise cluster.rollout_workers or "
-            "cluster.learner_ranks, or leave the address out",
-        ),
+        Impossible(lambda _: find_spec("ray") is None, MISSING),
+        Impossible(lambda c: bool(c.address) and c.learner_ranks == 1 and not c.rollout_workers, RULES["ray_unused"]),
     )
 
     @field_validator("address")

@@ -6,6 +6,7 @@ is here. The rows of a folder are those of its files in the order of their names
 
 import hashlib
 import json
+import tomllib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ from oncurve.data.settings import Content, DataSettings, Rows
 from oncurve.models.loading import offline, online, quiet
 
 Name = Annotated[str, Field(min_length=1)]
+
+TABLES = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+RULES: dict[str, str] = TABLES["rules"]
+"""The sentence of each rule between a source's own settings."""
 
 
 class Files(DataSettings):
@@ -61,34 +66,28 @@ class Files(DataSettings):
 
     impossible: ClassVar[tuple[Impossible, ...]] = (
         Impossible(
-            lambda data: data.eval_path is not None and data.eval_path == data.path and data.eval_split is None,
-            "data.eval_path: held-out prompts cannot be the training prompts; name another file, or set "
-            "data.eval_fraction or data.eval_split",
+            lambda c: c.eval_path is not None and c.eval_path == c.path and c.eval_split is None,
+            RULES["held_out_path_is_trained"],
         ),
         Impossible(
-            lambda data: (
-                data.eval_split is not None
-                and data.eval_path in (None, data.path)
-                and data.eval_split == (data.split or "train")
+            lambda c: (
+                c.eval_split is not None and c.eval_path in (None, c.path) and c.eval_split == (c.split or "train")
             ),
-            "data.eval_split: held-out prompts cannot be the training prompts; name another split than data.split",
+            RULES["held_out_split_is_trained"],
         ),
-        Impossible(
-            lambda data: data.weights is not None and len(data.weights) != len(_listed(data.path)),
-            "data.weights: each entry of a list data.path has one weight, and they differ in number; give as many",
-        ),
+        Impossible(lambda c: c.weights is not None and len(c.weights) != len(_listed(c.path)), RULES["weights_differ"]),
     )
     inert: ClassVar[tuple[Inert, ...]] = (
         Inert(
             ("data.eval_fraction",),
             ("data.eval_path", "data.eval_split"),
-            lambda data: data.eval_path is not None or data.eval_split is not None,
+            lambda c: c.eval_path is not None or c.eval_split is not None,
             "data.eval_path or data.eval_split has the held-out rows",
         ),
         Inert(
             ("data.subset", "data.revision"),
             ("data.path", "data.eval_path"),
-            lambda data: not any(map(is_data_set_id, (*_listed(data.path), *_listed(data.eval_path)))),
+            lambda c: not any(map(is_data_set_id, (*_listed(c.path), *_listed(c.eval_path)))),
             "no path is a data set of the hub",
         ),
     )
@@ -288,13 +287,7 @@ def _explained(error: Exception, name: str, key: str, local: bool) -> str:
     return f"{key}: the data set {name} cannot be loaded: {said[:400].rstrip('.')}; {fix}"
 
 
-ADVICE = {
-    "config name is missing": "name the subset: data.subset=NAME",
-    "builderconfig": "name another subset: data.subset=NAME",
-    "for config": "name another subset: data.subset=NAME",
-    "unknown split": "name another split: data.split=NAME",
-    "revision": "name another branch, tag or commit: data.revision=NAME",
-}
+ADVICE: dict[str, str] = TABLES["advice"]
 """What to do, by a part of the client's message."""
 
 

@@ -17,7 +17,7 @@ from oncurve.base.errors import DataError
 from oncurve.components import Impossible
 from oncurve.data.columns import renamed, with_answer
 from oncurve.data.containers import as_rows
-from oncurve.data.files import Files
+from oncurve.data.files import RULES, Files
 from oncurve.data.prompts import check_row
 from oncurve.data.settings import DataSettings, Rows
 from oncurve.tasks import KINDS as TASKS, reasoning_dataset
@@ -38,12 +38,7 @@ class GeneratedRows(DataSettings):
     eval_size: int = Field(default=500, ge=0, le=10_000_000)
     """Held-out rows."""
 
-    impossible: ClassVar[tuple[Impossible, ...]] = (
-        Impossible(
-            lambda data: bool(data.columns),
-            "data.columns: generated rows have columns of their own; leave data.columns out",
-        ),
-    )
+    impossible: ClassVar[tuple[Impossible, ...]] = (Impossible(lambda c: bool(c.columns), RULES["own_columns"]),)
 
     @property
     def holds_out(self) -> bool:
@@ -160,10 +155,7 @@ class InMemory(DataSettings):
     """Held-out rows, in place of a share of `rows`."""
 
     impossible: ClassVar[tuple[Impossible, ...]] = (
-        Impossible(
-            lambda data: bool(data.eval_rows) and data.eval_fraction > 0,
-            "data.eval_rows: these rows are held out in place of a share; leave data.eval_fraction out",
-        ),
+        Impossible(lambda c: bool(c.eval_rows) and c.eval_fraction > 0, RULES["rows_and_share_held_out"]),
     )
 
     def for_episodes(self) -> Self:
@@ -175,16 +167,11 @@ class InMemory(DataSettings):
             return self
         return self.model_copy(update={"template": ""})
 
-    @field_validator("eval_rows", mode="before")
-    @classmethod
-    def _all_of_any_container(cls, rows: Any) -> tuple[Any, ...]:
-        return as_rows(rows)
-
-    @field_validator("rows", mode="before")
+    @field_validator("rows", "eval_rows", mode="before")
     @classmethod
     def _of_any_container(cls, rows: Any, info: ValidationInfo) -> tuple[Any, ...]:
-        limit = None if info.data.get("eval_fraction") else info.data.get("limit")  # held out are some of all rows
-        return as_rows(rows, limit)
+        all_count = info.field_name == "eval_rows" or info.data.get("eval_fraction")  # held out are some of all rows
+        return as_rows(rows, None if all_count else info.data.get("limit"))
 
     @property
     def holds_out(self) -> bool:

@@ -279,14 +279,8 @@ class Progress:
             return Text(f"step 0/{self.steps}  the first step is under way ({clock(self._now() - self._started)})")
         step = int(self._history[-1]["step"])
         filled = round(_BAR * step / self.steps)
-        fields = [
-            Text.assemble(
-                ("step ", "dim"),
-                (f"{step}/{self.steps} ", "bold"),
-                ("━" * filled, "cyan"),
-                ("─" * (_BAR - filled), "dim"),
-            )
-        ]
+        bar = ("━" * filled, "cyan"), ("─" * (_BAR - filled), "dim")
+        fields = [Text.assemble(("step ", "dim"), (f"{step}/{self.steps} ", "bold"), *bar)]
         for label, value in self._fields():
             fields.append(Text.assemble((f"{label} ", "dim"), (value, "bold" if label in _BOLD else "")))
         since = self._now() - self._ends[-1][1]

@@ -234,13 +234,8 @@ def diagnose(directory: Path) -> Diagnosis:
     found = sorted(linked, key=lambda course: order[course.finding.rule])
     present = tuple(course for course in found if course.last == last)
     explained = {family for course in present for family in FAMILIES[course.finding.rule]}
-    past = tuple(
-        course
-        for course in found
-        if course.last < last
-        and course.finding.level == "alarm"
-        and explained.isdisjoint(FAMILIES[course.finding.rule])
-    )
+    alarms = (course for course in found if course.last < last and course.finding.level == "alarm")
+    past = tuple(course for course in alarms if explained.isdisjoint(FAMILIES[course.finding.rule]))
     return Diagnosis(directory, last, present, past, record.damage, Case(lines[-WINDOW:], settings=settings).early)
 
 

@@ -37,7 +37,7 @@ class Machine:
 
 
 TABLES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
-"""Machines and models by name."""
+"""Machines and models by name, and the files of memory groups."""
 
 MACHINES = {name: Machine(name, **row | {"memory": row["memory"] * GIB}) for name, row in TABLES["machines"].items()}
 
@@ -105,8 +105,8 @@ def _groups(root: Path) -> Iterator[tuple[str, float, float]]:
     for controllers, path in lines:
         if controllers and "memory" not in controllers.split(","):
             continue
-        version, top = (1, root / "sys/fs/cgroup/memory") if controllers else (2, root / "sys/fs/cgroup")
-        limited, used, cache = _GROUP_FILES[version]
+        version, top = ("1", root / "sys/fs/cgroup/memory") if controllers else ("2", root / "sys/fs/cgroup")
+        limited, used, cache = TABLES["group_files"][version]
         folder = top / path.strip("/")
         for place in (folder, *folder.parents):
             limit = number_in(place / limited)
@@ -116,13 +116,6 @@ def _groups(root: Path) -> Iterator[tuple[str, float, float]]:
                 yield f"cgroup v{version} {limited} of {where}", limit, (number_in(place / used) or 0.0) - reclaimable
             if place == top:
                 break
-
-
-_GROUP_FILES = {
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    2: ("memory.max", "memory.current", "inactive_file"),
-}
-"""By version: the files of limit and use, and the key of the inactive file cache in `memory.stat`."""
 
 
 def number_in(path: Path, key: str = "") -> float | None:

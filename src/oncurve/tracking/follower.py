@@ -72,11 +72,8 @@ class Follower:
         missing = self._recorded - max(self.shown, 0)
         if missing <= 0 and not self._thread.is_alive():
             return None
-        why = (
-            f"it failed {self.failures} times"
-            if self.failures
-            else "it gave no answer in the time it had (tracking.timeout_seconds)"
-        )
+        late = "it gave no answer in the time it had (tracking.timeout_seconds)"
+        why = f"it failed {self.failures} times" if self.failures else late
         return f"{self.name} lacks {max(missing, 0)} of {self._recorded} steps: {why}"
 
     def _work(self) -> None:
@@ -201,11 +198,8 @@ def completion_rows(
     groups: Sequence[Group], advantages: Sequence[Tensor | None], most: int
 ) -> tuple[CompletionRow, ...]:
     """Return the completions of the first groups, at most `most`; `advantages[g]` is `(n, T)`, or None."""
-    rows = (
-        _row(group, index, advantage)
-        for group, advantage in zip(groups, advantages, strict=True)
-        for index in range(len(group.completions))
-    )
+    pairs = zip(groups, advantages, strict=True)
+    rows = (_row(group, index, advantage) for group, advantage in pairs for index in range(len(group.completions)))
     return tuple(islice(rows, most))
 
 

@@ -104,10 +104,8 @@ class DirectGather(_Room, AllGather):
         if input_tensor.data_ptr() != parts[mine].data_ptr():
             parts[mine].copy_(input_tensor)
         others = [rank for rank in range(group.size()) if rank != mine]
-        waited(
-            [library.irecv(parts[rank], rank, group) for rank in others]
-            + [library.isend(input_tensor, rank, group) for rank in others]
-        )
+        received = [library.irecv(parts[rank], rank, group) for rank in others]
+        waited(received + [library.isend(input_tensor, rank, group) for rank in others])
 
 
 class DirectReduce(_Room, ReduceScatter):

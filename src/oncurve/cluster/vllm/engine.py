@@ -203,11 +203,8 @@ class VllmEngine(EngineBase):
     ) -> list[tuple[list[int], list[float]]]:
         """Return the tokens, and their log-probs, of `count` completions that follow `ids`, by seeds from `seed` on."""
         assert self._server is not None
-        body = {
-            "request_id": f"{self._version}-{name}",
-            "token_ids": list(ids),
-            "sampling_params": {**translated(sampling, ends), "n": count, "seed": seed},
-        }
+        settings = {**translated(sampling, ends), "n": count, "seed": seed}
+        body = {"request_id": f"{self._version}-{name}", "token_ids": list(ids), "sampling_params": settings}
         answer = self._server.ask(ROUTE, body, self._seconds)
         return checked(answer, sampling, ends, str(self._version), count)
 

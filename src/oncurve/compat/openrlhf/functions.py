@@ -180,8 +180,6 @@ ABOUT = (HERE / "about.md").read_text(encoding="utf-8") + "\n".join(
 )
 """The text of the page "Coming from another tool" before the table of flags, which has the names of 0.11."""
 
-THRESHOLD = "algo.advantage.is_correction_threshold"
-
 
 def from_openrlhf(words: Sequence[str]) -> Translation:
     """Return the settings of flags. Raises ConfigError: one is unknown, refused, without value or of a wrong type."""
@@ -227,7 +225,7 @@ def _said(name: str, values: list[str], table: Mapping[str, Key]) -> dict[str, S
 def _value(types: tuple[type, ...], texts: list[str], name: str) -> Any:
     """Return the value of a flag as argparse reads it. Raises ConfigError: too few words, too many, or no number."""
     if types == (list,):
-        few = 1 if name == THRESHOLD else 2
+        few = 1 if name == f"{CORRECTION}_threshold" else 2
         if not few <= len(texts) <= 2:
             raise ConfigError(f"expected two numbers, got {len(texts)} words")
         return [_number(float, text) for text in texts]

@@ -338,9 +338,8 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 def _is_unsaid(name: str, value: Any) -> bool:
     """Return whether a field has a value that it also has where it was not given."""
     usual = [KEYS[name].default, *([UNSAID[name]] if name in UNSAID else [])] if name in KEYS else []
-    return isinstance(value, Computed) or any(
-        value == each and isinstance(value, bool) == isinstance(each, bool) for each in usual
-    )
+    same = (value == each and isinstance(value, bool) == isinstance(each, bool) for each in usual)
+    return isinstance(value, Computed) or any(same)
 
 
 def plain(name: str, value: Any) -> Any:

@@ -18,6 +18,7 @@ from transformers import HfArgumentParser
 
 from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.compat.dialect import Dialect, Said, Values, keys_of
+from oncurve.compat.trl.run_keys import WORDS
 from oncurve.config import read_table
 
 QUERY_AND_VALUE = ["q_proj", "v_proj"]
@@ -256,17 +257,8 @@ def get_peft_config(model_args: ModelConfig) -> Any:
     except ImportError as error:
         raise ConfigError("use_peft: a LoraConfig is of peft, which is missing: pip install peft") from error
     targets = model_args.lora_target_modules
-    return LoraConfig(
-        task_type=model_args.lora_task_type,
-        r=model_args.lora_r,
-        lora_alpha=model_args.lora_alpha,
-        lora_dropout=model_args.lora_dropout,
-        target_modules=targets[0] if targets is not None and len(targets) == 1 else targets,
-        target_parameters=model_args.lora_target_parameters,
-        modules_to_save=model_args.lora_modules_to_save,
-        use_rslora=model_args.use_rslora,
-        use_dora=model_args.use_dora,
-    )
+    same = {peft_name: getattr(model_args, name) for name, peft_name in WORDS["lora_fields"].items()}
+    return LoraConfig(target_modules=targets[0] if targets is not None and len(targets) == 1 else targets, **same)
 
 
 def get_quantization_config(model_args: ModelConfig) -> None:

@@ -26,15 +26,7 @@ from oncurve.compat.trl.config import KEYS, GRPOConfig
 from oncurve.compat.trl.hooks import Hooks, Logs, eval_loss, group_logs
 from oncurve.compat.trl.trainer_arguments import all_rows
 from oncurve.display import Screen, say
-from oncurve.run import (
-    Run,
-    RunDirectory,
-    check_tracking,
-    continue_with,
-    create_directory,
-    finish,
-    prompts_from,
-)
+from oncurve.run import Run, RunDirectory, check_tracking, continue_with, create_directory, finish, prompts_from
 
 
 class RunTrainer(Closing):
@@ -254,11 +246,8 @@ class RunTrainer(Closing):
 
     def log_metrics(self, split: str, metrics: Logs) -> None:
         """Print metrics, one per line."""
-        say(
-            Screen(),
-            f"***** {split} metrics *****",
-            *(f"  {name} = {value}" for name, value in sorted(metrics.items())),
-        )
+        lines = [f"  {name} = {value}" for name, value in sorted(metrics.items())]
+        say(Screen(), f"***** {split} metrics *****", *lines)
 
     def save_metrics(self, split: str, metrics: Logs, combined: bool = True) -> None:
         """Write metrics to `<split>_results.json` in the run directory, and with `combined` to `all_results.json`."""

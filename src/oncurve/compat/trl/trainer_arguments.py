@@ -147,7 +147,7 @@ def reward_settings(
     """
     listed = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
     listed = [] if reward_funcs is None else listed
-    if (reward_funcs is None or not listed) and not optional:
+    if not listed and not optional:
         raise ConfigError("reward_funcs: No reward source provided; give a function, a reward model, or a list")
     if weights is not None and len(weights) != len(listed):
         raise ConfigError(f"reward_weights has {len(weights)} weights for {len(listed)} reward_funcs; give as many")

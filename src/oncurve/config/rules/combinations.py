@@ -237,9 +237,8 @@ def check_inert(config: RunConfig, layers: Sequence[Layer]) -> None:
     Across layers it is no error: `kl.coef=0` on the command line switches off what a recipe has set up.
     """
     said = []
-    keys_of = [
-        (layer, {".".join(map(str, path)) for path, _ in layer.assignments}) for layer in layers if not layer.complete
-    ]
+    written = (layer for layer in layers if not layer.complete)
+    keys_of = [(layer, {".".join(map(str, path)) for path, _ in layer.assignments}) for layer in written]
     for rule in inert_rules(config):
         decided_by = [
             next((layer for layer, keys in reversed(keys_of) if cause in keys), None) for cause in rule.causes

@@ -78,9 +78,8 @@ def explain(config: RunConfig) -> str:
     sums_over = {"i, t": f"the {lead}{count:,.0f} completions of an update, and their {tokens}"}
     letters = {**sums_over, **letters}
     width = max(len(letter) for letter in letters)
-    return "\n".join(
-        [f"J(θ) = {term}", "", *(f"  {letter:<{width}}   {meaning}" for letter, meaning in letters.items())]
-    )
+    legend_lines = [f"  {letter:<{width}}   {meaning}" for letter, meaning in letters.items()]
+    return "\n".join([f"J(θ) = {term}", "", *legend_lines])
 
 
 @dataclass(frozen=True)
@@ -184,9 +183,8 @@ NAMES_OF: dict[str, Iterable[str]] = {"estimator": KL_KINDS, "aggregation": AGGR
 """The names that a key of type string may have."""
 
 NAMES = {int: "whole number", float: "number", str: "string", bool: "true, false", type(None): "none", Any: "anything"}
-KINDS: dict[str, Mapping[str, type[Component]]] = {name: section.kinds for name, section in SECTIONS.items()} | {
-    "rewards": REWARD_KINDS
-}
+KINDS: dict[str, Mapping[str, type[Component]]] = {name: section.kinds for name, section in SECTIONS.items()}
+KINDS["rewards"] = REWARD_KINDS
 
 
 def explain_key(key: str) -> str | None:

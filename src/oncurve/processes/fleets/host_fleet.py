@@ -240,9 +240,8 @@ class _HostSpawner:
         while self._asked and self._nurseries.up:
             number, place = next(iter(self._asked.items()))
             try:
-                self._processes[number] = _Process(
-                    self._nursery[0].fork(number, self._gpus[place] if self._gpus else "")
-                )
+                gpus = self._gpus[place] if self._gpus else ""
+                self._processes[number] = _Process(self._nursery[0].fork(number, gpus))
             except (BlockingIOError, ConnectionError):  # it has enough to do for now, or has ended
                 return
             del self._asked[number]

@@ -125,11 +125,8 @@ class _RaySpawner:
         return [number for number, kept in self._processes.items() if not kept.found]
 
     def _without_room(self) -> list[_Keeper]:
-        return [
-            kept
-            for kept in self._processes.values()
-            if not kept.found and kept.killed_at is None and self._now - kept.asked_at > ROOM_SECONDS
-        ]
+        sought = (kept for kept in self._processes.values() if not kept.found and kept.killed_at is None)
+        return [kept for kept in sought if self._now - kept.asked_at > ROOM_SECONDS]
 
     def start(self, process: int, place: int) -> None:
         """Ask Ray for a keeper."""

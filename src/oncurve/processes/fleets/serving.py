@@ -137,13 +137,10 @@ def made_here() -> Any:
     torch.set_num_threads(1)  # threads do not survive a fork
     recipe = cloudpickle.load(sys.stdin.buffer)
     sys.path[:] = dict.fromkeys([*filter(os.path.exists, recipe["path"]), *sys.path])
-    gpu = torch.cuda.get_device_name() if "GPU" in recipe["versions"] and torch.cuda.is_available() else "none"
+    run = recipe["versions"]
+    gpu = torch.cuda.get_device_name() if "GPU" in run and torch.cuda.is_available() else "none"
     here = {**_versions(), "GPU": gpu}
-    other = ", ".join(
-        f"{name} {here[name]}, and the run has {expected}"
-        for name, expected in recipe["versions"].items()
-        if here[name] != expected
-    )
+    other = ", ".join(f"{name} {here[name]}, and the run has {run[name]}" for name in run if here[name] != run[name])
     if other:
         raise ConfigError(
             f"{socket.gethostname()} has {other}: their bits may differ; use the same version there, or, for kernels, "
