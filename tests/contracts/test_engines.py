@@ -3,9 +3,8 @@
 import math
 
 import pytest
-import torch
 
-from fakes.scripted import ByteTokenizer, TableModel
+from fakes.scripted import ByteTokenizer, letters_model
 from oncurve.base.errors import DataError
 from oncurve.models import LocalWeights
 from oncurve.rollout import InProcessEngine, Sampling
@@ -16,16 +15,9 @@ EOS = ord("e")
 PROMPTS = [Prompt(id=number, text=text, ids=tuple(text.encode())) for number, text in enumerate(["ab", "c", "dd"])]
 
 
-def model() -> TableModel:
-    table = torch.full((257, 257), -torch.inf)
-    letters = list(b"abcde")
-    table[:, letters] = torch.randn(257, 5, generator=torch.Generator().manual_seed(0))
-    return TableModel(table)
-
-
 def make_engine(seed: int = 0, version: int = 0) -> InProcessEngine:
     engine = InProcessEngine(SAMPLING, ByteTokenizer(), eos_ids=(EOS,), seed=seed)
-    engine.follow(LocalWeights(model(), version))
+    engine.follow(LocalWeights(letters_model(b"abcde"), version))
     return engine
 
 
@@ -80,7 +72,7 @@ def test_a_closed_engine_may_be_closed_again_and_begins_again_when_it_is_followe
     before = engine.generate(PROMPTS, draw=0)
     engine.close()
     engine.close()
-    engine.follow(LocalWeights(model(), 0))
+    engine.follow(LocalWeights(letters_model(b"abcde"), 0))
     assert engine.generate(PROMPTS, draw=0) == before
 
 

@@ -71,6 +71,13 @@ class TableDecoder:
         self._steps = self._steps[rows]
 
 
+def letters_model(letters: bytes) -> TableModel:
+    """A model of single bytes that writes these letters, each after each with a chance of its own."""
+    table = torch.full((257, 257), -torch.inf)
+    table[:, list(letters)] = torch.randn(257, len(letters), generator=torch.Generator().manual_seed(0))
+    return TableModel(table)
+
+
 class ScriptedModel(TableModel):
     """Says what it was told to: row r's token t is `scripts[r][t]`, whatever is sampled."""
 

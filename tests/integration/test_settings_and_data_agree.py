@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fakes.rewards import low_ids
+from fakes.tables import table
 from fakes.tiny_policy import VOCABULARY, TinyLM
 from oncurve import GRPO, train
 from oncurve.base.errors import ConfigError
@@ -86,15 +87,7 @@ class Returning(Component):
         }[self.what]
 
 
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        ("rows", r"one advantage per token, a tensor \(B, T\), here \(16, 3\); it returned \(16,\)"),
-        ("nothing", "it returned None"),
-        ("no returns", "returned advantages without returns, and the critic learns from returns"),
-        ("both", None),
-    ],
-)
+@pytest.mark.parametrize(("what", "said"), [*table("settings_and_data_agree", "returns"), ("both", None)])
 def test_what_an_advantage_returns_is_looked_at(what: str, said: str | None):
     trainer = GRPO(
         TinyLM(),

@@ -14,6 +14,7 @@ from hypothesis import given, strategies as st
 from fakes.calls import Seeing
 from fakes.deadly import make_deadly
 from fakes.learning import finished
+from fakes.tables import table
 from fakes.tiny_policy import random_groups, tiny_model
 from fakes.vllm_server import server_program, tiny_llama
 from oncurve.base.errors import ConfigError
@@ -29,21 +30,12 @@ def gpus(count: int, *names: str) -> Gpus:
     return Gpus(tuple("abcdefgh"[:count]), names or ("H200",) * count, "cpu")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "workers", "each", "count", "of_ranks", "of_workers"),
-    [
-        (1, 0, 1, 1, (), ()),
-        (2, 3, 1, 8, ("b",), ("c", "d", "e")),
-        (2, 2, 2, 8, ("b",), ("c,d", "e,f")),
-        (1, 3, 0, 1, (), ("a", "a", "a")),
-        (4, 4, 0, 4, ("b", "c", "d"), ("a",) * 4),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "workers", "each", "count", "of_ranks", "of_workers"), table("devices", "places"))
 def test_rank_0_has_the_first_gpu_the_other_ranks_the_next_and_workers_the_rest(
-    ranks: int, workers: int, each: int, count: int, of_ranks: tuple[str, ...], of_workers: tuple[str, ...]
+    ranks: int, workers: int, each: int, count: int, of_ranks: list[str], of_workers: list[str]
 ) -> None:
     found = placed(gpus(count), ranks, workers, each)
-    assert (found.ranks, found.workers) == (of_ranks, of_workers)
+    assert (found.ranks, found.workers) == (tuple(of_ranks), tuple(of_workers))
 
 
 def test_too_few_gpus_are_refused_with_what_is_needed_and_what_to_lower() -> None:

@@ -55,27 +55,7 @@ def test_sizes_in_completions_are_prompts_and_updates_are_steps(
     assert found["run.steps"] == steps
 
 
-PER_ROW = "seq-mean-token-mean"
-GSPO = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
-
-
-def clips(low: float, high: float) -> dict[str, float]:
-    return {"objective.clip_low": low, "objective.clip_high": high}
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "aggregation", "more"),
-    [
-        ({"loss_type": "grpo"}, "clipped", PER_ROW, {}),
-        ({"loss_type": "dr_grpo"}, "clipped", "seq-mean-token-sum-norm", {}),
-        ({"loss_type": "bnpo", "delta": 4.0}, "clipped", "token-mean", {"objective.delta": 4.0}),
-        ({"loss_type": "cispo", "epsilon_high": 5.0, "delta": 4.0}, "cispo", "token-mean", clips(1.0, 4.0)),
-        ({"loss_type": "cispo"}, "cispo", "token-mean", clips(1.0, -0.8)),
-        ({"loss_type": "sapo", "sapo_temperature_neg": 1.1}, "sapo", PER_ROW, {"objective.tau_negative": 1.1}),
-        (GSPO | {"epsilon": 3e-4, "epsilon_high": 4e-4}, "gspo", PER_ROW, clips(3e-4, 4e-4)),
-        (GSPO, "gspo", PER_ROW, clips(0.2, 0.2)),
-    ],
-)
+@pytest.mark.parametrize(("given", "kind", "aggregation", "more"), table("trl_settings", "losses"))
 def test_a_loss_is_an_objective_and_an_aggregation(
     given: dict[str, Any], kind: str, aggregation: str, more: dict[str, Any]
 ) -> None:

@@ -14,12 +14,6 @@ from oncurve.data import Demonstrations, InMemory, load_demonstrations
 
 END = 2
 ASK, ANSWER = {"role": "user", "content": "w4 w5"}, {"role": "assistant", "content": "w6"}
-VERL = {
-    "data_source": "openai/gsm8k",
-    "prompt": [ASK],
-    "reward_model": {"style": "rule", "ground_truth": "w9"},
-    "extra_info": {"question": "w4 w5", "answer": "w6"},
-}
 
 
 def read(found: Demonstrations, index: int = 0) -> tuple[list[int], list[int], list[bool]]:
@@ -28,20 +22,7 @@ def read(found: Demonstrations, index: int = 0) -> tuple[list[int], list[int], l
     return list(prompt.ids), list(completion.ids), list(completion.trained or (True,) * len(completion.ids))
 
 
-@pytest.mark.parametrize(
-    ("row", "chat"),
-    [
-        ({"prompt": "w4 w5", "completion": "w6"}, False),
-        ({"prompt": "w4 w5", "response": "w6"}, False),
-        ({"prompt": [4, 5], "completion": [6, END]}, False),
-        ({"prompt": "w4 w5", "completion": "w6"}, True),
-        ({"prompt": [ASK], "completion": [ANSWER]}, True),
-        ({"prompt": [ASK], "completion": "w6"}, True),
-        ({"messages": [ASK, ANSWER]}, True),
-        ({"prompt": "left out", "messages": [ASK, ANSWER], "prompt_id": "x"}, True),
-        (VERL, True),
-    ],
-)
+@pytest.mark.parametrize(("row", "chat"), table("demonstrations", "forms"))
 def test_each_form_gives_the_same_tokens(row: dict[str, Any], chat: bool) -> None:
     asked = [50, 4, 5, 51] if chat else [4, 5]
     assert read(demonstrations([row], chat=chat)) == (asked, [6, END], [True, True])
@@ -97,16 +78,7 @@ def test_a_row_that_is_too_long_is_refused_or_left_out_and_never_cut() -> None:
         demonstrations(rows, longest=2, drop=True)
 
 
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        *table("demonstrations", "refused"),
-        ([{"prompt": [ASK], "completion": [ASK]}], "messages with a turn of the assistant"),
-        ([{"messages": [ANSWER]}], "needs a turn of the assistant after another turn"),
-        ([{"messages": [ASK, ANSWER]}, {"text": "w4"}], "data row 1: column 'messages' is missing"),
-        ([{"prompt": "w4", "completion": [ANSWER]}], "the completion is a list of messages, and the prompt is none"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "says"), table("demonstrations", "refused"))
 def test_what_is_no_demonstration_is_refused_with_its_place(rows: list[Any], says: str) -> None:
     assert says in message_of(DataError, demonstrations, rows)
 

@@ -39,14 +39,7 @@ SETTINGS = table("doctor_rules", "settings")
 
 
 @pytest.mark.parametrize(
-    ("rule", "key", "sick", "changes"),
-    [
-        *table("doctor_rules", "a_rule_holds_once_a_state_has_lasted"),
-        (
-            *("prompts-always-right", "harder prompts"),
-            *({"curriculum/always_right": 0.4}, {"curriculum/always_right": 0.39}),
-        ),
-    ],
+    ("rule", "key", "sick", "changes"), table("doctor_rules", "a_rule_holds_once_a_state_has_lasted")
 )
 def test_a_rule_holds_once_a_state_has_lasted(rule, key, sick, changes) -> None:
     flat = {"reward": sick["reward"]} if "reward" in sick else {}

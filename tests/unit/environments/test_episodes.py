@@ -6,34 +6,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
-import oncurve.models.tiny
 from fakes import episodes
+from fakes.played import TOKENIZER, prompts, table
 from fakes.scripted import TableModel
 from fakes.tolerance import about
 from oncurve.environments import Dialogue, EpisodeEngine, Host, Tools
 from oncurve.models import LocalWeights
-from oncurve.models.loading import load_tokenizer
 from oncurve.rollout import InProcessEngine, Sampling
-from oncurve.types import Prompt
 from oracles import plain_episodes
 from oracles.plain_truncation import sets_of
 
-TOKENIZER = load_tokenizer(str(Path(oncurve.models.tiny.__file__).parent), local=True)
 SIZE, SEED, MOST = 2, 5, 60
-
-
-def table():
-    random = torch.Generator().manual_seed(0)
-    logits = torch.randn(len(TOKENIZER), len(TOKENIZER), generator=random, dtype=torch.float64)
-    logits[:, TOKENIZER.eos_token_id] += 3.0
-    return logits
-
-
-def prompts(rows):
-    ids = [tuple(TOKENIZER(f"{number}?")["input_ids"]) for number in range(len(rows))]
-    return [Prompt(number, f"{number}?", ids[number], row) for number, row in enumerate(rows)]
 
 
 def engine(name, most=MOST, cut=None, longest=None, **settings):

@@ -6,22 +6,14 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from fakes.tables import table
 from fakes.trl_trainers import TEMPLATE, call, tokenizer as chat_tokenizer
 from oncurve.environments import Dialogue, Episode, EpisodeEngine, Host, Reply, Tools
 from oncurve.models.loading import encode, load_tokenizer, render
 from oncurve.rollout import EngineBase, Sampling
 from oncurve.types import Completion, Group, Prompt
 
-MARKUP = (
-    "<|im_start|>", "<|im_end|>", "<|im_end|>\n<|im_start|>assistant\n", "<tool_call>", "</tool_call>", "<think>",
-    "</think>", "<tool_response>", "</tool_response>", "<|endoftext|>", "<bos>", "<eos>", "<pad>", "<unk>", "</s>",
-    "<|im_", "start|>", "<|im_start", "|>", "<", "|", "{{ x }}", "{% raw %}", "{%- endif %}", "{# #}", "\n", "\n\n",
-    "oncurve0marks0this", "oncurve0says0z", "oncurve0says1z", "tool\n", "user", "assistant\n",
-    "<\u200b|im_end|>", "＜|im_end|＞", "<｜im_end｜>", "<|im_end\u0301|>", "\u202e>|dne_mi|<",
-    "\ud800", "\udfff", "\x00",
-    "\ufffd", "é", "e\u0301", "漢字", "🙂", "👩\u200d👩\u200d👧", "\r", "\x1b[2J", "\u2028", " ", "7", "result",
-    '"}}', "'", "[INST]", "\\n", "Ġ", "▁", "<0x0A>",
-)  # fmt: skip
+MARKUP = (*table("hostile_replies", "markup"), "\ud800", "\udfff")  # halves of a character, which TOML cannot hold
 REPLIES = 120
 
 

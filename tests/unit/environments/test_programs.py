@@ -5,10 +5,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 import oncurve.models.tiny
 from fakes import agents
+from fakes.played import prompts, table
 from fakes.scripted import TableModel
 from oncurve.environments import Dialogue, Endpoint, Host, Programs
 from oncurve.models import LocalWeights
@@ -27,13 +27,6 @@ TOKENIZER.chat_template = (
 )
 EOS, BOS = TOKENIZER.eos_token_id, TOKENIZER.bos_token_id
 SIZE, SEED, MOST = 2, 5, 300
-
-
-def table():
-    random = torch.Generator().manual_seed(0)
-    logits = torch.randn(len(TOKENIZER), len(TOKENIZER), generator=random, dtype=torch.float64)
-    logits[:, EOS] += 3.0
-    return logits
 
 
 class Adder(EngineBase):
@@ -68,11 +61,6 @@ def engine(name, inner=None, most=MOST, **settings):
     dialogue = Dialogue(TOKENIZER, [EOS], {})
     host = Host(environment, None)
     return Programs(inner, host, dialogue, sampling, SEED)
-
-
-def prompts(rows):
-    ids = [tuple(TOKENIZER(f"{number}?")["input_ids"]) for number in range(len(rows))]
-    return [Prompt(number, f"{number}?", ids[number], row) for number, row in enumerate(rows)]
 
 
 def whole(group, completion):

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fakes.architectures import ARCHITECTURES, VOCABULARY, architecture, fast_model, prompts_of
-from oncurve.models import TransformersModel
+from fakes.tiny_policy import TinyLM
+from oncurve.models import GenericModel, TransformersModel
 from oncurve.models.decode import prefill as prefill_room
 from oncurve.models.decode.prefill import prefill
 from oncurve.models.layers.rms_norm import replace_norms
@@ -56,6 +57,11 @@ def test_a_window_shorter_than_the_suffix_forgets_prompt_and_old_tokens():
 def test_bf16_decoding_stays_near_bf16_scoring():
     model = TransformersModel(architecture("qwen2").bfloat16())
     assert follow(model, prompts_of(4, 6), 2, 6, {3: [0, 3]}) <= 0.1
+
+
+def test_a_module_without_a_fast_path_decodes_what_its_plain_forward_gives():
+    model = GenericModel(TinyLM(VOCABULARY).double())
+    assert follow(model, prompts_of(3, 1), 2, 5, {2: [1, 2]}) <= 1e-12
 
 
 def test_each_prompt_is_run_once_whatever_the_copies():

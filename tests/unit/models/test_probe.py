@@ -17,7 +17,7 @@ from oncurve.models.decode import graph_buffers
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.decode.prefill import prefill
-from oracles.plain_forward import next_logits, plain_logits
+from oracles.plain_forward import plain_logits
 
 REFUSED = {
     "a final soft cap": ("gemma2", {}, "soft cap"),
@@ -188,26 +188,6 @@ def test_scoring_equals_each_row_alone_in_value_and_gradient(make, rows):
     ours, theirs = model.logits(model.completion_hidden(*arguments)), plain_logits(module, *arguments)
     assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-10)
     assert relative(gradients(ours, module.parameters()), gradients(theirs, module.parameters())) < 1e-9
-
-
-def test_decoding_equals_each_row_alone_while_rows_are_dropped():
-    module = TinyLM(VOCABULARY).double()
-    model = GenericModel(module)
-    prompts = [torch.tensor([1, 2, 3]), torch.tensor([4])]
-    decoder = model.decoder(4, 5)
-    rows = [(0, []), (0, []), (1, []), (1, [])]
-    hidden = decoder.join(prompts, 2).repeat_interleave(2, 0)
-    for step in range(5):
-        for row, (group, written) in enumerate(rows):
-            wanted = next_logits(module, prompts[group], written)
-            assert torch.allclose(model.logits(hidden)[row], wanted, atol=1e-12)
-        if step == 2:
-            decoder.keep(torch.tensor([1, 2]))
-            rows = [rows[1], rows[2]]
-        ids = torch.arange(len(rows)) + step
-        for (_, written), token in zip(rows, ids.tolist(), strict=True):
-            written.append(token)
-        hidden = decoder.step(ids)
 
 
 @pytest.mark.parametrize("result", [torch.zeros(2, 5), (torch.zeros(1, 5, 3),), None, SimpleNamespace(logits=None)])

@@ -9,32 +9,19 @@ from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fakes.shrunk import VOCABULARY, shrunk
+from fakes.tables import table
 from oncurve.base.errors import ModelError
 from oncurve.models import wrap
 
 pytestmark = pytest.mark.slow
 
-ENCODERS = """bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta
-roberta-prelayernorm roc_bert roformer xlm xlm-roberta xlm-roberta-xl xlnet"""
-PREFIXED = "cpmant prophetnet"
-"""Those that are given a prefix to see whole, or a stream of predictions that does."""
-DECODERS = """afmoe apertus arcee aria_text axk1 axk2 bamba bart bigbird_pegasus biogpt bitnet blenderbot
-blenderbot-small bloom codegen cohere cohere2 ctrl cwm deepseek_v2 deepseek_v3 deepseek_v32 diffllama doge emu3 ernie4_5
-ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 falcon_mamba flex_olmo fuyu gemma gemma2 gemma3 gemma3_text
-gemma3n_text git glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox
-gpt_neox_japanese gpt_oss gptj granite granitemoe granitemoehybrid granitemoeshared helium hunyuan_v1_dense
-hunyuan_v1_moe jais2 jamba jetmoe lfm2 lfm2_moe llama llama4_text longcat_flash mamba mamba2 marian mbart
-mimo_v2_flash minicpm3 minimax minimax_m2 ministral ministral3 mistral mixtral mllama modernbert-decoder moshi mpt mvp
-nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt pegasus persimmon phi phi3 phimoe plbart
-qwen2 qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next recurrent_gemma rwkv seed_oss smollm3 solar_open stablelm
-starcoder2 trocr vaultgemma whisper xglm xlstm xmod youtu zaya"""
-FAST = "apertus exaone4 gemma gpt2 hunyuan_v1_dense llama mistral mixtral olmo2 phi3 qwen2 qwen3 smollm3"
+ENCODERS, PREFIXED, DECODERS, FAST = (table("survey", part) for part in ("encoders", "prefixed", "decoders", "fast"))
 
 LENGTHS = (20, 1, 7)  # beyond the windows of the shrunk models; rows beside rows that are longer
 
 
-def known(*kinds: str) -> list[str]:
-    return [kind for kind in " ".join(kinds).split() if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
+def known(kinds: list[str]) -> list[str]:
+    return [kind for kind in kinds if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
 
 
 def rows() -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
@@ -58,7 +45,7 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def test_the_survey_is_wide():
-    assert len(known(DECODERS, ENCODERS, PREFIXED)) >= 100
+    assert len(known(DECODERS + ENCODERS + PREFIXED)) >= 100
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers, about settings that are not ours
@@ -67,7 +54,7 @@ def test_log_probs_and_gradients_are_those_of_each_row_alone_and_finite_in_half_
     module, plain = shrunk(kind), shrunk(kind)
     model = wrap(module)
     assert model.fast or "because" in model.path_reason
-    assert model.fast or kind not in FAST.split()
+    assert model.fast or kind not in FAST
     ours, theirs = model.logits(model.completion_hidden(*rows())), alone(plain, *rows())
     torch.testing.assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), rtol=1e-3, atol=1e-3)
     weights = torch.cos(torch.arange(ours.numel(), dtype=torch.float32)).view_as(ours)
@@ -89,7 +76,7 @@ def test_log_probs_and_gradients_are_those_of_each_row_alone_and_finite_in_half_
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", known(ENCODERS, PREFIXED))
+@pytest.mark.parametrize("kind", known(ENCODERS + PREFIXED))
 def test_what_sees_both_ways_is_refused(kind):
     with pytest.raises(ModelError, match="is not causal"):
         wrap(shrunk(kind))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fakes.architectures import VOCABULARY, architecture
-from fakes.scripted import ByteTokenizer, TableModel
+from fakes.scripted import ByteTokenizer, TableModel, letters_model
 from fakes.tiny_policy import TinyLM
 from fakes.tolerance import about
 from oncurve.models import GenericModel, LocalWeights, TransformersModel
@@ -66,9 +66,7 @@ def test_tokens_are_those_of_a_plain_loop_over_the_whole_text(path, rows):
 
 @pytest.mark.parametrize("rows", [4, 8, 20])
 def test_rows_with_limits_stop_strings_and_eos_all_end_as_they_do_alone(rows):
-    table = torch.full((257, 257), -torch.inf)
-    letters = list(b"abcde")
-    table[:, letters] = torch.randn(257, 5, generator=torch.Generator().manual_seed(0))
+    model = letters_model(b"abcde")
     prompts = [Prompt(number, "", tuple(text.encode())) for number, text in enumerate(["ab", "c", "dd", "a", "e"] * 3)]
     sampling = Sampling(group_size=4, max_new_tokens=12, stop=("ca", "bb"), max_concurrent=rows)
 
@@ -77,7 +75,7 @@ def test_rows_with_limits_stop_strings_and_eos_all_end_as_they_do_alone(rows):
 
     def complete(some, rows):
         few = sampling.model_copy(update={"max_concurrent": rows})
-        return rollout(TableModel(table), few, some, (ord("e"),), ByteTokenizer(), limits=limit)
+        return rollout(model, few, some, (ord("e"),), ByteTokenizer(), limits=limit)
 
     together = complete(prompts, rows)
     assert together == [complete([prompt], 4)[0] for prompt in prompts]
@@ -117,11 +115,9 @@ def test_the_same_settings_give_the_same_bits():
 
 @pytest.mark.parametrize("stop", [(), ("ab",)])
 def test_nothing_is_left_over_between_two_rollouts(stop):
-    table = torch.full((257, 257), -torch.inf)
-    table[:, list(b"abc")] = 0.0
     sampling = Sampling(group_size=2, max_new_tokens=9, max_concurrent=4, stop=stop)
     engine = InProcessEngine(sampling, ByteTokenizer(), (), seed=2)
-    engine.follow(LocalWeights(TableModel(table), 0))
+    engine.follow(LocalWeights(letters_model(b"abc"), 0))
     prompts = [Prompt(number, "", (97,)) for number in range(6)]
     first, _, again = (engine.generate(prompts, draw=draw) for draw in (0, 1, 0))
     assert first == again

@@ -116,14 +116,7 @@ def test_only_the_right_number_is_correct():
     assert check_steps("#### " + "9" * 5000, BEADS.question) == [(5005, False)]
 
 
-@pytest.mark.parametrize(
-    ("lines", "right"),
-    [
-        *table("arithmetic", "the_step_checker_finds_the_first_wrong_step"),
-        (["7*8=56", "56+31=87", "87-19=68", "68+25=93", "#### 93"], [True] * 5),
-        (["7*8+31=87", "87-19+25=93", "#### 93"], [True] * 3),
-    ],
-)
+@pytest.mark.parametrize(("lines", "right"), table("arithmetic", "the_step_checker_finds_the_first_wrong_step"))
 def test_the_step_checker_finds_the_first_wrong_step(lines, right):
     steps = check_steps("\n".join(lines), BEADS.question)
     assert [ok for _, ok in steps] == right

@@ -55,14 +55,7 @@ def test_a_word_that_is_no_assignment_is_said(word: str, why: str) -> None:
 
 
 def test_tables_are_their_settings_and_free_tables_stay_whole() -> None:
-    words = (
-        "algorithm.kl_ctrl={type: adaptive, target_kl: 0.2}",
-        "data.apply_chat_template_kwargs.enable_thinking=False",
-        "+custom_reward_function.reward_kwargs.a.b=1",
-        "+custom_reward_function.reward_kwargs.c=x",
-        "+actor_rollout_ref.rollout.engine_kwargs.vllm={x: 1}",
-    )
-    assert said(*words) == table("hydra_words", "free_tables")
+    assert said(*table("hydra_words", "tables")) == table("hydra_words", "free_tables")
 
 
 def test_a_part_of_a_free_table_that_is_no_table_is_refused() -> None:
@@ -124,14 +117,7 @@ def test_a_yaml_file_is_read_with_its_lines_and_words_after_it_win(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("a: [1", "(line 1)"),
-        ("- a\n", "expected sections"),
-        ("a: 1\na: 2\n", "line 2: a stands twice"),
-        ("x: " + "{a: " * 60 + "1" + "}" * 60, "nested"),
-        ("? [1]\n: 2\n", "a key is a name"),
-    ],
+    ("text", "why"), [*table("hydra_words", "no_yaml"), ("x: " + "{a: " * 60 + "1" + "}" * 60, "nested")]
 )
 def test_a_yaml_file_that_cannot_be_is_said(text: str, why: str, tmp_path: Path) -> None:
     file = tmp_path / "ppo.yaml"
