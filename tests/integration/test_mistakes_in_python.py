@@ -37,6 +37,10 @@ class Rater:
     """An object that is no function."""
 
 
+async def later(result: object) -> None:
+    """A callback that nothing would wait for."""
+
+
 GIVEN: dict[str, Any] = {"model": "model", "data": "data.jsonl", "reward": "exact", "steps": 1, "out": "out"}
 TRAIN: dict[str, tuple[dict[str, Any], str]] = {
     **table("mistakes_in_python", "train"),
@@ -55,7 +59,8 @@ TRAIN: dict[str, tuple[dict[str, Any], str]] = {
     "a generator without rows": ({"data": iter(())}, "data.rows: missing"),
     "no reward": ({"reward": None}, "rewards: missing"),
     "an object as reward": ({"reward": Rater()}, "reward: expected a function, a kind, a path"),
-    "a class as reward": ({"reward": Rater}, "reward"),
+    "a class as reward": ({"reward": Rater}, "reward Rater is a class, and a function or an object is called"),
+    "a coroutine as callback": ({"on_step": later}, "on_step: expected a function, which is no coroutine"),
     "a column that is not there": ({"reward": lambda completion, anser: 1.0}, "needs 'anser'"),
     "a partial with a wrong name": ({"reward": functools.partial(reward, limit=3)}, "wrap it in a def"),
     "trackers without a folder": ({"out": None, "settings": {"tracking.to": ["tensorboard"]}}, "name one: out="),

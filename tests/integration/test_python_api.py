@@ -4,6 +4,7 @@ import functools
 import inspect
 import io
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -233,10 +234,21 @@ def test_a_run_shows_itself_its_groups_its_samples_and_its_metrics(laid_out: Pat
         assert greedy["completions"][0]["ids"] == greedy["completions"][1]["ids"]
         assert run.report().path == tmp_path / "run" / "report.html"
         assert "reward/mean" in run.plot("reward/mean").html
-        with pytest.raises(ConfigError, match="at least 1"):
-            run.sample(0)
+        for wrong in (
+            {"n": 0},
+            {"n": "3"},
+            {"n": 1.5},
+            *({"temperature": t} for t in (-1.0, math.nan, math.inf, "hot")),
+        ):
+            with pytest.raises(ConfigError, match=r"at least [01], got"):
+                run.sample(**wrong)
+        with pytest.raises(ConfigError, match="at least 0, got -1"):
+            run.evaluate(-1)
         with pytest.raises(DataError, match="prompt: "):
             run.sample(1, 5)
+    for call in (run.sample, run.evaluate):
+        with pytest.raises(ConfigError, match="the run is closed"):
+            call()
     resumed = oncurve.resume(tmp_path / "run", reward=closure(3))
     resumed.close()
     kept = resumed.groups()

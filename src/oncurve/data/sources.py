@@ -180,7 +180,7 @@ class InMemory(DataSettings):
 
     def missing(self) -> list[str]:
         """Return the rows."""
-        return [] if self.rows else ["data.rows: missing; a list in memory needs rows"]
+        return [] if self.rows else ["data.rows: missing; there are 0 rows in memory"]
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """Return the rows, a bare prompt put under `prompt_column`."""

@@ -1,5 +1,6 @@
 """`oncurve.train` and `oncurve.resume`: a run in one call, from a script or a notebook."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,7 +95,7 @@ def train(
     Raises UserError for everything that the caller can fix, where possible before the model is loaded.
     """
     with _before_training():
-        _check_kinds(recipe, model, tokenizer)
+        _check_kinds(recipe, model, tokenizer, on_step)
         named = {"template": template, "steps": steps, "seed": seed, **common}
         arguments = arguments_of(named) | _of_model(model, settings) | data_arguments(data)
         arguments |= reward_arguments(reward) | environment_arguments(environment, tools)
@@ -143,7 +144,7 @@ def sft(
     """
     said = dict(locals()) | {"model": None}  # which is no file's, perhaps
     with _before_training():
-        _check_kinds(recipe, model, tokenizer)
+        _check_kinds(recipe, model, tokenizer, on_step)
         tables = tables_of({}, settings)
         check_for_stage(f"{section}.{key}" for section, table in tables.items() if table for key in table)
         named = {key: said[name] for key, name in SFT_ARGUMENT_OF.items() if said[name] is not None}
@@ -200,8 +201,11 @@ def resume(
     Raises RunDirectoryError: it is not a run, another run uses it, or it has changed. CheckpointError: no checkpoint
     verifies. ConfigError: an object is missing, or a setting cannot change.
     """
-    path = Path(directory)
     with _before_training(), trusting(trust):
+        if not isinstance(directory, (str, Path)):
+            raise ConfigError(f"directory: expected the folder of a run, got {directory!r:.60}")
+        _check_kinds(None, model, tokenizer, on_step)
+        path = Path(directory)
         functions = tables_of(reward_arguments(reward) | environment_arguments(environment, tools), None)
         before, config, base = resumed_config(path, (), tables_of({}, settings), functions)
         loaded = loaded_from(model, tokenizer) if model is not None else None
@@ -293,8 +297,12 @@ def _finish(trained: TrainedRun, path: Path | None, on_step: Callable[[StepResul
     trained.stopped_by = steps() if returns is None else returns.over(steps, again)
 
 
-def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:
+def _check_kinds(recipe: Any, model: Any, tokenizer: Any, on_step: Any) -> None:
     """Raises ConfigError for arguments of a wrong type."""
+    if on_step is not None and (not callable(on_step) or inspect.iscoroutinefunction(on_step)):
+        raise ConfigError(
+            f"on_step: expected a function, which is no coroutine, of a step's result; got {on_step!r:.60}"
+        )
     if recipe is not None and not isinstance(recipe, (str, Path)):
         raise ConfigError(f"recipe: expected a file or a preset's name, got {recipe!r:.60}; name arguments: model=...")
     if model is not None and not isinstance(model, (str, Path, nn.Module)):

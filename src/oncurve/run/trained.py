@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -57,6 +58,7 @@ class TrainedRun(Closing):
     stopped_by: str | None = None
     _last: StepResult | None = field(default=None, repr=False)
     _samplings: int = field(default=0, repr=False)
+    _closed: bool = field(default=False, repr=False)
 
     def __repr__(self) -> str:
         """Return one line: a notebook prints it where a cell ends with `oncurve.train(...)`; rows and model are left
@@ -107,7 +109,7 @@ class TrainedRun(Closing):
         before = self.run.before
         self.close()
         del self.run
-        self.run = make()
+        self.run, self._closed = make(), False
         self.run.before.update(before)
         self.metrics[:] = [line for line in self.metrics if line["step"] <= self.run.trainer.state.step]
 
@@ -116,14 +118,24 @@ class TrainedRun(Closing):
 
         Where no rows are held out, on the training prompts, as `oncurve eval` does; the result's `held_out` says it.
         """
+        self._check(n, 0)
         return self.run.evaluate(n)
+
+    def _check(self, n: Any, least: int, temperature: Any = None) -> None:
+        """Raises ConfigError: the run is closed, or an argument has no meaning."""
+        if self._closed:
+            raise ConfigError("the run is closed: call this before run.close(), or on oncurve.resume(DIR)")
+        if type(n) is not int or n < least:
+            raise ConfigError(f"n: expected a whole number of at least {least}, got {n!r:.60}")
+        if temperature is not None and not (isinstance(temperature, int | float) and 0 <= temperature < math.inf):
+            raise ConfigError(f"temperature: expected a number of at least 0, got {temperature!r:.60}")
 
     def plot(self, *metrics: str) -> Page:
         """Curves of these metrics, for example `run.plot("reward/mean", "policy/kl")`; without names of the main ones.
 
         A notebook's cell shows them; `.save("curves.html")` writes them. Raises ConfigError: no step has such a metric.
         """
-        return charts_page(metrics, self._whole())
+        return charts_page([*map(str, metrics)], self._whole())
 
     def report(self) -> Page:
         """Return the report of the run, as `report.html` of its directory, written again if it is there.
@@ -162,10 +174,9 @@ class TrainedRun(Closing):
         prompt       a string, chat messages, token ids, or a mapping with the columns of `data.template`
         temperature  None: that of training; 0: greedy
 
-        Raises ConfigError: n is below 1. DataError: it is no prompt.
+        Raises ConfigError: n or temperature has no meaning, or the run is closed. DataError: it is no prompt.
         """
-        if n < 1:
-            raise ConfigError(f"n: expected at least 1 completion, got {n}")
+        self._check(n, 1, temperature)
         run, settings = self.run, self.run.config.rollout
         source = run.eval_prompts if len(run.eval_prompts) else run.prompts
         prompts = _one_prompt(run.prompts, prompt) if prompt is not None else source.first(n)
@@ -190,6 +201,7 @@ class TrainedRun(Closing):
 
     def close(self) -> None:
         """End the reward workers. `evaluate` and `sample` cannot be called after it. Twice is allowed."""
+        self._closed = True
         if "run" in vars(self):  # not where it has gone back in vain
             self.run.close()
 

@@ -317,7 +317,9 @@ def try_rewards(rewards: RewardSet, settings: DataSettings, rows: Rows) -> list[
         trials = trials_on(rewards, settings, rows, index)
         broken = [trial.broken for name, trial in trials.items() if trial.broken is not None and weights[name]]
         if broken:
-            again = "correct the function; then `oncurve reward check` with the same words shows what it gives"
+            again = (
+                "correct the function; `oncurve reward check`, with the words of `oncurve train`, shows what it gives"
+            )
             raise ConfigError("\n".join([*broken, again]))
         applies = any((trial.reference, trial.made_up, trial.faulted) != (None,) * 3 for trial in trials.values())
         if applies or not all_are_tried:

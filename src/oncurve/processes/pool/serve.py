@@ -185,7 +185,7 @@ def plain(value: Any) -> Any:
     """Return a number or an array of numpy or torch as Python's own, for JSON. Raises TypeError for anything else."""
     if callable(getattr(value, "tolist", None)):
         return value.tolist()
-    raise TypeError(f"a {type(value).__name__} cannot be sent to or from a worker: it is not JSON")
+    raise TypeError(f"a value of type {type(value).__name__} cannot be sent to or from a worker: it is not JSON")
 
 
 def _send(reply: int, line: str) -> None:

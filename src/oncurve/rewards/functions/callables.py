@@ -60,6 +60,8 @@ class Adapted:
         name = getattr(function, "__name__", type(function).__name__)
         if not callable(function):
             raise ConfigError(f"reward {function!r:.60} is no function (its type is {name})")
+        if inspect.isclass(function):
+            raise ConfigError(f"reward {name} is a class, and a function or an object is called: give {name}()")
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError) as error:
