@@ -177,7 +177,7 @@ def test_a_template_that_changes_a_completion_is_refused_only_where_its_steps_ar
 
 def test_a_chat_for_a_model_without_a_template_is_refused_with_the_mend(tmp_path: Path) -> None:
     model = classifier(tmp_path)
-    with pytest.raises(ModelError, match=r"has no chat template.*for chats or, with data\.chat = \"never\""):
+    with pytest.raises(ModelError, match=r"has no chat template.*plain strings \(of a run: data\.chat = \"never\"\)"):
         model.encode(ASKED, "4")
 
 

@@ -96,7 +96,7 @@ class Classifier:
         if not has_template(self.tokenizer):
             raise ModelError(
                 f"{self.name} has no chat template, and the prompt is a chat; use a reward model for chats "
-                "or prompts that are plain strings"
+                'or prompts that are plain strings (of a run: data.chat = "never")'
             )
         text = self._chat(messages)
         return text, self._place(messages, text) if placed else 0, False
