@@ -171,6 +171,17 @@ def test_a_kill_inside_any_phase_and_a_resume_are_the_uninterrupted_run_bit_for_
     compare(whole(kind), tmp_path / "run", STEPS)
 
 
+def test_earlier_examples_that_the_reward_model_cannot_read_are_said(
+    networks: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": "1+1=", "chosen": "2", "rejected": text} for text in ("3", "3 " * 300)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with put_together([*words("outcome", networks), f"iterative.history={tmp_path / 'pairs.jsonl'}"]) as run:
+        assert run.iterations is not None
+        assert len(run.iterations.replay.earlier(1)) == 1
+    assert "iterative.history: 1 of 2 examples are left out, too long for 256 tokens" in capfd.readouterr().err
+
+
 def test_a_finished_run_is_evaluated_by_its_verifier(whole: Callable[[str], Path]) -> None:
     assert "greedy accuracy" in finish("eval", str(whole("outcome")), "--n", "2", "--limit", "6")
     shutil.rmtree(whole("outcome") / "reward_model")  # as where a kill came before it was written
