@@ -106,15 +106,17 @@ def test_a_chat_is_read_through_the_models_own_template(tmp_path: Path) -> None:
 def test_what_is_too_long_has_no_reward_and_is_said(
     folders: dict[str, Path], caplog: pytest.LogCaptureFixture, kind: str, head: str
 ) -> None:
-    groups = [group("1", "1" * LONGEST, "2")]
+    groups = [group("1", "1" * LONGEST, "2"), group("3" * LONGEST)]
     with caplog.at_level(logging.WARNING):
         alone = scored(groups, {"kind": kind, "path": str(folders[head])})
-    assert f"reads {LONGEST} tokens" in caplog.text
-    assert faults_of(alone) == [None, "none", None]
+    (line,) = caplog.messages  # one for all of a step
+    assert line.startswith("2 of 4 completions have no reward")
+    assert f"reads {LONGEST} tokens" in line
+    assert faults_of(alone) == [None, "none", None, "none"]
     assert rewards_of(alone)[1] is None
     beside = scored(groups, {"kind": kind, "path": str(folders[head])}, lambda completion: 1.0)
     assert rewards_of(beside)[1] == 1.0
-    assert rewards_of(beside)[::2] == pytest.approx([value + 1.0 for value in rewards_of(alone)[::2]])
+    assert rewards_of(beside)[:3:2] == pytest.approx([value + 1.0 for value in rewards_of(alone)[:3:2]])
 
 
 def test_the_runs_own_model_scores_where_no_path_is_given(
