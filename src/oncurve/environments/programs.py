@@ -221,7 +221,9 @@ class Programs(TurnsEngine):
             ids = self.dialogue.asked(call.messages, call.tools)
         room = min(self._sampling.max_new_tokens, self._longest - len(ids))
         if not ids or len(ids) > most or room < 1:
-            raise RefusedError(f"at most {min(most, self._longest)} tokens fit", "context_length_exceeded")
+            count = len(ids) or f"more than {most}"
+            fit = f"the messages have {count} tokens, and at most {min(most, self._longest)} fit"
+            raise RefusedError(fit, "context_length_exceeded")
         if any(row.start.ids[0] != ids[0] for row in self._rows[program.index] if row.start is not row.prompt):
             raise RefusedError("the chats of a group must begin with the same token")
         start = replace(prompt, ids=ids, messages=call.messages, row_ids=prompt.ids)

@@ -143,6 +143,7 @@ def test_a_broken_program_is_left_out_and_the_others_go_on_as_if_nothing_were():
     assert [each.ended for each in groups["many"].completions].count("turns") == SIZE
     assert len(groups["many"].completions) == SIZE * 6
     assert noted["turns/max"] == 6.0  # of an episode, whose calls are rows of their own here
+    assert all("tokens, and at most" in each.fault for each in groups["long"].completions)
     assert all("got no answer" in each.fault for each in groups["long"].completions)
     assert all(each.fault.startswith("environment: exception: ") for each in groups["special"].completions)
     assert all("last refused call: the call cannot be read: " in each.fault for each in groups["unread"].completions)
@@ -169,7 +170,7 @@ def test_a_program_that_was_killed_runs_again_and_gets_the_answers_that_it_got(n
     if name != "forgetful" and exact:
         assert everything(groups) == everything(played("deadly", given, **settings))
     else:
-        assert len(faults) in (1, 2)
+        assert faults  # of each row of the program that died, or of both where both did before one had left its mark
         assert all(("not go the same way" if exact else "exact = false") in fault for fault in faults)
 
 
