@@ -64,7 +64,7 @@ def test_a_labelling_that_is_interrupted_says_how_far_it_came(
     monkeypatch.setattr(AppendLog, "append", interrupted)
     said = command("reward-model", "label", recipe, "--verifier", "task", "--out", str(tmp_path / "cut"))
     assert said.code == 130
-    assert re.search(r"cut has 0 pairs of the first 0 of \d+ prompts, and no more", said.err)
+    assert re.search(r"cut has 0 pairs, all those of the first 0 of \d+ prompts", said.err)
     wrong = command("reward-model", "label", recipe, "--verifier", "task", "--continuations", "2", "--out", "x")
     assert (wrong.code, "--continuations: they label steps" in wrong.err) == (2, True)
 

@@ -279,7 +279,7 @@ def label_samples(
                     done += len(groups)
                     say(console, f"{done} of {prompts} prompts, {count} {what}")
         except BaseException as error:
-            error.add_note(f"{out} has {count} {what} of the first {done} of {prompts} prompts, and no more")
+            error.add_note(f"{out} has {count} {what}, all those of the first {done} of {prompts} prompts")
             raise
         say(console, f"{count} {what} in {out}")
         if not count:

@@ -183,7 +183,7 @@ class RunDirectory(Closing):
                 raise RunDirectoryError(f"{path} holds a run that was killed before its first step. {again}")
             raise RunDirectoryError(f"{path} has no config.toml, so it is not a run of `oncurve train`.")
 
-    def is_finished(self, steps: int, patience: int = 0, models: Sequence[str] = ("model",)) -> bool:
+    def is_finished(self, steps: int, patience: int, models: Sequence[str]) -> bool:
         """Return whether all `steps` are done, or `patience` ended the run early, and `models` and report are
         written.
         """
